@@ -185,7 +185,7 @@ struct Consumer {
   CUTE_DEVICE void softmax_of_first(AccS& acc_S) {
     int const place = now.first_place();
     now.prepare_softmax();
-    now.draw_beside_QK(place);
+    now.compute_beside_QK(place);
     gemm_wait<0>(acc_S);
     gemms.finish_QK(now.blocks.size() == 1);
     now.softmax_of_first(acc_S, place);
@@ -234,7 +234,7 @@ struct Consumer {
         fold_due();
       }
       // NOTE: here, since a warp stands at the MMAs of PV until the tensor cores have taken most of those of QK^T.
-      now.draw_beside_QK(place - 1);
+      now.compute_beside_QK(place - 1);
       gemms.issue_PV(accumulate);
       if (!folds) {
         gemms.pass_turn();
@@ -247,7 +247,7 @@ struct Consumer {
       gemms.issue_PV(accumulate);
       gemms.issue_QK(acc_S);
       gemms.pass_turn();
-      now.draw_beside_QK(place - 1);
+      now.compute_beside_QK(place - 1);
       gemm_wait<1>(gemms.acc_O);
       gemms.release_V();
       gemm_wait<0>(acc_S);

@@ -79,6 +79,7 @@ struct BitsOfBlock {
 // more of them than 32 bits count: bits are few (bits_size), and longer lists are refused.
 template <class Traits, class Variant>
 struct BlocksAhead {
+  static constexpr bool kMayHide = true;
   using Bits = BitsOfBlock<Traits::kBlockN>;
   using Vector = typename Bits::Vector;
   static constexpr int kVectorsOfBlock =
@@ -149,6 +150,8 @@ struct BlocksAhead {
 
 // Stands for one of a variant whose kernels take no bits.
 struct NoBlocksAhead {
+  static constexpr bool kMayHide = false;
+
   CUTE_DEVICE explicit NoBlocksAhead(KernelParams const&) {}
   static constexpr bool has_bits() { return false; }
 };

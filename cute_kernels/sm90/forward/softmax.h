@@ -84,6 +84,7 @@ struct Softmax {
   CUTE_DEVICE bool lacks_maximum() const {
     return device::any_lane(fminf(limit(0), limit(1)) <= kLeastMax);
   }
+  CUTE_DEVICE bool lacks_maximum(int r) const { return limit(r) <= kLeastMax; }
 
   // m as an exponent of 2.
   CUTE_DEVICE float m(int r, Softcap const& softcap) const {

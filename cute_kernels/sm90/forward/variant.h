@@ -158,7 +158,7 @@ CUTE_DEVICE void make_variant_scores(AccS& acc_S, ParamsWith<Variant> const& par
   if constexpr (Variant::kHasScore) {
     make_by_loads(false_type{});
   }
-  if constexpr (variant::kTakesBits<Variant>) {
+  if constexpr (Blocks::kMayHide) {
     if (is_cut) {
       device::at(device::Site::softmax);
       auto const bits = kAhead ? blocks.bits : blocks.of_block(n_block);

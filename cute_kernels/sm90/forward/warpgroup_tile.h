@@ -11,6 +11,7 @@
 #include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/forward/mask.h"
 #include "cute_kernels/sm90/forward/mask_bits.h"
+#include "cute_kernels/sm90/forward/own_bits.h"
 #include "cute_kernels/sm90/forward/problem.h"
 #include "cute_kernels/sm90/forward/rowwise_softmax.h"
 #include "cute_kernels/sm90/forward/scores.h"
@@ -43,7 +44,12 @@ struct WarpgroupTile {
   static constexpr bool kHasStreams = variant::kStreamCount<Variant> > 0;
   static constexpr bool kTakesBits = variant::kTakesBits<Variant>;
   static constexpr bool kTakesSpans = variant::kTakesSpans<Variant>;
-  using Ahead = std::conditional_t<kTakesBits, BlocksAhead<Traits, Variant>, NoBlocksAhead>;
+  static constexpr bool kMakesBits = sm90::kMakesBits<Traits, Variant>;
+  using Ahead =
+      std::conditional_t<kTakesBits, BlocksAhead<Traits, Variant>,
+                         std::conditional_t<kMakesBits, OwnBits<Traits, Variant>, NoBlocksAhead>>;
+  // Whether a row without a maximum is known not to be shown anything of a block.
+  static constexpr bool kKnowsShown = kMakesBits && !kRowsDecide;
   using Usual = UsualScoresOf<Traits, kFeatures, Variant>;
   static constexpr bool kMostAreUsual = Usual::kExists && TileSoftmax::kSumsTell && !kRowsDecide;
   // Dropout draws while S is computed.
@@ -103,6 +109,9 @@ struct WarpgroupTile {
     if constexpr (kTakesBits) {
       ahead.begin(tile, warpgroup, blocks);
     }
+    if constexpr (kMakesBits) {
+      ahead.begin(tile, first_query());
+    }
     read_ahead(blocks.end - 1);
     if constexpr (kDrawsBesideQK) {
       if (blocks.size() > 0) {
@@ -158,10 +167,13 @@ struct WarpgroupTile {
     }
   }
 
-  // Dropout of the block at a place, beside its QK^T.
-  CUTE_DEVICE void draw_beside_QK(int place) {
+  // What is computed of the block at a place beside its QK^T: its dropout, and the bits of what is hidden of it.
+  CUTE_DEVICE void compute_beside_QK(int place) {
     if constexpr (kDrawsBesideQK) {
       draw_dropout(place);
+    }
+    if constexpr (kMakesBits) {
+      ahead.make(tile, first_query());
     }
   }
   CUTE_DEVICE void drop_P(auto& tOrP, int place) {
@@ -187,6 +199,11 @@ struct WarpgroupTile {
     if constexpr (kTakesBits) {
       ahead.advance(place);
     }
+    if constexpr (kMakesBits) {
+      if (place >= blocks.begin) {
+        ahead.load(tile, first_query(), block_of_span(place));
+      }
+    }
     if constexpr (kHasStreams) {
       if (place >= blocks.begin) {
         copy_streams<Traits, kFeatures, Variant>(params, tile, first_query(),
@@ -196,12 +213,16 @@ struct WarpgroupTile {
   }
   // The block at a place whose scores are made next.
   CUTE_DEVICE ListedBlock next_block(int place) const {
-    if constexpr (kTakesBits) {
+    if constexpr (kTakesBits || kMakesBits) {
       return ahead.next();
     } else if constexpr (kTakesSpans) {
-      if (whole.begin <= place && place < whole.end) {
-        return {place, false};
-      }
+      return block_of_span(place);
+    }
+    return block_at(place);
+  }
+  CUTE_DEVICE ListedBlock block_of_span(int place) const {
+    if (whole.begin <= place && place < whole.end) {
+      return {place, false};
     }
     return block_at(place);
   }
@@ -237,7 +258,8 @@ struct WarpgroupTile {
   }
 
   CUTE_DEVICE bool softmax_where_sums_tell(auto& acc_S, ListedBlock const& block, int place) {
-    if (!mask.cuts(block.number) && (Variant::kHasMask || !block.is_cut)) {
+    if (!mask.cuts(block.number) && (Variant::kHasMask || !block.is_cut) &&
+        !shows_rows_without_maximum(block)) {
       PerRow const sums = softmax.exponentiate_with_m(acc_S, params.problem.softcap);
       if (!softmax.are_large(sums)) {
         softmax.add(sums);
@@ -293,9 +315,23 @@ struct WarpgroupTile {
 
   // After the block at a place: the next one is compared with m where a row has not met a score that counts.
   CUTE_DEVICE void compare_next_if_needed(int place) {
+    if constexpr (kKnowsShown) {
+      ahead.lacks = softmax.lacks_maximum();
+      return;
+    }
     if (softmax.lacks_maximum()) {
       mask.also_cut(block_at(place - 1).number);
     }
+  }
+
+  // Whether a block shows a score of a row that has not met one. Where it does not, the row's sum is 0 whatever its m is.
+  CUTE_DEVICE bool shows_rows_without_maximum(ListedBlock const& block) const {
+    if constexpr (kKnowsShown) {
+      return ahead.lacks &&
+             (!block.is_cut || device::any_lane((softmax.lacks_maximum(0) && ahead.shows(0)) ||
+                                                (softmax.lacks_maximum(1) && ahead.shows(1))));
+    }
+    return false;
   }
 
   // Else the bits of the others would depend on what these hold.

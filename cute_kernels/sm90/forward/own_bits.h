@@ -1,0 +1,188 @@
+// Bits of a mask that a computing warpgroup makes itself: of a block that the mask cuts, while QK^T of the block is computed. What
+// a mask reads of keys is on its way a block before, each key's in one lane of a warp.
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+
+#include "cute_kernels/device_sm90.h"
+#include "cute_kernels/sm90/columns.h"
+#include "cute_kernels/sm90/cute.h"
+#include "cute_kernels/sm90/forward/mask_bits.h"
+#include "cute_kernels/sm90/forward/problem.h"
+#include "cute_kernels/sm90/forward/variant.h"
+
+namespace pyflash::sm90 {
+
+using namespace cute;
+
+// Whether a variant's mask is of this kind. NOTE: where it reads heads, a thread's rows may be of two, and keys have something
+// else for each.
+template <class Traits, class Variant>
+inline constexpr bool kMakesBits =
+    variant::kTakesSpans<Variant> && !Variant::kHasScore && !Variant::kStreams &&
+    !(Traits::kPackGqa && Variant::kMaskReadsHead);
+
+// Whether it reads a table of keys.
+template <class Variant>
+constexpr bool reads_keys() {
+  for (int i = 0; i < Variant::kPrepared; ++i) {
+    if (Variant::prepared_field(i).along == variant::Along::key) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What another lane of a warp has.
+template <class T>
+CUTE_DEVICE T of_lane(T const& own, int lane) {
+  constexpr int kWords = (sizeof(T) + 3) / 4;
+  uint32_t words[kWords] = {};
+  __builtin_memcpy(words, &own, sizeof(T));
+  CUTE_UNROLL
+  for (int i = 0; i < kWords; ++i) {
+    words[i] = device::bits_of_group<32>(words[i], lane);
+  }
+  T other;
+  __builtin_memcpy(&other, words, sizeof(T));
+  return other;
+}
+
+template <class Traits, class Variant>
+struct OwnBits {
+  static constexpr bool kMayHide = true;
+  static constexpr int kBlockN = Traits::kBlockN;
+  using Bits = BitsOfBlock<kBlockN>;
+  using Column = typename Variant::Column;
+  // Whether lanes have what keys have: lane i that of keys 2 i and 2 i + 1 of each 64.
+  static constexpr bool kSharesColumns = reads_keys<Variant>();
+  static constexpr int kKeysOfLanes = 64;
+  static constexpr int kShares = (kBlockN + kKeysOfLanes - 1) / kKeysOfLanes;
+  static constexpr int kColumnsOfShare = kKeysOfLanes / 4;  // of a thread's scores
+
+  // Whether what scores of rows share is kept, and what keys have is loaded a block ahead. NOTE: four consumers lack the registers.
+  static constexpr bool kKeeps = Traits::kNConsumers < 4;
+  using Scores = ScoresOfBlock<Traits, Variant>;
+  struct Shared {
+    Column columns[kShares][2];
+  };
+
+  ParamsWith<Variant> const& params;
+  std::conditional_t<kKeeps, Scores, std::tuple<>> of_tile;  // as if key 0 were a block's first
+  std::conditional_t<kKeeps && kSharesColumns, Shared, std::tuple<>> shared;
+  int entry;   // of the block whose scores are made next
+  Bits bits;   // of this block, where it is cut
+  bool lacks;  // a row has not met a score that counts
+
+  CUTE_DEVICE explicit OwnBits(ParamsWith<Variant> const& params) : params(params) {}
+
+  // first_query: the warpgroup's.
+  CUTE_DEVICE void begin(Tile const& tile, int first_query) {
+    if constexpr (kKeeps) {
+      of_tile = Scores(params, tile, first_query, 0);
+    }
+  }
+
+  // A block's scores are made next: loads what its keys have, if it is cut.
+  CUTE_DEVICE void load(Tile const& tile, int first_query, variant::ListedBlock const& next) {
+    entry = next.entry();
+    if constexpr (kKeeps && kSharesColumns) {
+      if (next.is_cut) {
+        shared = columns_of_lane(tile, of_tile, next.number);
+      }
+    }
+  }
+
+  // Makes the bits of this block, if it is cut.
+  CUTE_DEVICE void make(Tile const& tile, int first_query) {
+    if (next().is_cut) {
+      device::at(device::Site::softmax);
+      int const n_block = next().number;
+      if constexpr (kKeeps) {
+        make_of(tile, of_tile, n_block, [&]() -> auto const& { return shared; });
+      } else {
+        Scores const scores(params, tile, first_query, 0);
+        make_of(tile, scores, n_block, [&] { return columns_of_lane(tile, scores, n_block); });
+      }
+    }
+  }
+
+  CUTE_DEVICE variant::ListedBlock next() const { return variant::ListedBlock::of(entry); }
+
+  // Whether a block shows something of row r in this thread's columns.
+  CUTE_DEVICE bool shows(int r) const {
+    uint32_t words[Bits::kWords];
+    __builtin_memcpy(words, &bits.words, sizeof(words));
+    uint32_t any = 0;
+    CUTE_UNROLL
+    for (int i = 0; i < Bits::kWordsOfRow; ++i) {
+      any |= words[r * Bits::kWordsOfRow + i];
+    }
+    return any != 0;
+  }
+
+  static constexpr bool has_bits() { return true; }
+  CUTE_DEVICE Bits of_block(int) const { return bits; }
+
+ private:
+  // What the keys of a block have that this lane loads.
+  CUTE_DEVICE Shared columns_of_lane(Tile const& tile, Scores const& scores, int n_block) const {
+    auto const& row = scores.rows[0];
+    int const lane = device::fresh_thread_idx() % 32;
+    Shared loaded;
+    CUTE_UNROLL
+    for (int i = 0; i < kShares; ++i) {
+      int const first = n_block * kBlockN + min(i * kKeysOfLanes + 2 * lane, kBlockN - 2);
+      CUTE_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        loaded.columns[i][j] = Variant::column(params.captured, scores.lengths, row.prepared,
+                                               row.uniform, tile.batch, row.head, first, j);
+      }
+    }
+    return loaded;
+  }
+  // And that of column c of this thread.
+  CUTE_DEVICE static Column column_of_lanes(Shared const& loaded, int c) {
+    int const lane = device::fresh_thread_idx() % 4 + c % kColumnsOfShare / 2 * 4;
+    return of_lane(loaded.columns[c / kColumnsOfShare][c % 2], lane);
+  }
+
+  CUTE_DEVICE void make_of(Tile const& tile, Scores const& scores, int n_block,
+                           auto const& shared_columns) {
+    auto const& captured = params.captured;
+    auto const& lengths = scores.lengths;
+    auto const& columns = shared_columns();
+    int const first = scores.first + n_block * kBlockN;
+    uint32_t words[Bits::kWords] = {};
+    CUTE_UNROLL
+    for (int c = 0; c < kBlockN / 4; ++c) {
+      int const offset = column_of(c);
+      Column column;
+      if constexpr (kSharesColumns) {
+        column = column_of_lanes(columns, c);
+      }
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        auto const& [head, query, prepared, uniform, row] = scores.rows[r];
+        if constexpr (!kSharesColumns) {
+          column = Variant::column(captured, lengths, prepared, uniform, tile.batch, head, first,
+                                   offset);
+        }
+        auto const distance =
+            Traits::kPackGqa
+                ? Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
+                                    first - query, offset)
+                : Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
+                                    first - scores.rows[0].query, offset - kRowStep * r);
+        bool const counts = Variant::template counts<false, false>(captured, lengths, uniform, row,
+                                                                   column, distance, tile.batch,
+                                                                   head, query, first, offset);
+        words[r * Bits::kWordsOfRow + c / 32] |= uint32_t{counts} << c % 32;
+      }
+    }
+    __builtin_memcpy(&bits.words, words, sizeof(words));
+  }
+};
+
+}  // namespace pyflash::sm90
