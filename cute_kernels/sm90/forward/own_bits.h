@@ -19,9 +19,13 @@ using namespace cute;
 // Whether a variant's mask is of this kind. NOTE: where it reads heads, a thread's rows may be of two, and keys have something
 // else for each.
 template <class Traits, class Variant>
-inline constexpr bool kMakesBits =
-    variant::kTakesSpans<Variant> && !Variant::kHasScore && !Variant::kStreams &&
-    !(Traits::kPackGqa && Variant::kMaskReadsHead);
+constexpr bool makes_bits() {
+  if constexpr (variant::kTakesSpans<Variant>) {
+    return !Variant::kHasScore && !Variant::kStreams &&
+           !(Traits::kPackGqa && Variant::kMaskReadsHead);
+  }
+  return false;
+}
 
 // Whether it reads a table of keys.
 template <class Variant>

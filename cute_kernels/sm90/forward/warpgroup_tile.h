@@ -44,7 +44,7 @@ struct WarpgroupTile {
   static constexpr bool kHasStreams = variant::kStreamCount<Variant> > 0;
   static constexpr bool kTakesBits = variant::kTakesBits<Variant>;
   static constexpr bool kTakesSpans = variant::kTakesSpans<Variant>;
-  static constexpr bool kMakesBits = sm90::kMakesBits<Traits, Variant>;
+  static constexpr bool kMakesBits = makes_bits<Traits, Variant>();
   using Ahead =
       std::conditional_t<kTakesBits, BlocksAhead<Traits, Variant>,
                          std::conditional_t<kMakesBits, OwnBits<Traits, Variant>, NoBlocksAhead>>;
