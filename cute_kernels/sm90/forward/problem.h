@@ -246,14 +246,13 @@ struct TileSchedule {
   }
   // The same by spans; `whole` becomes those that the mask is known to show all of.
   CUTE_DEVICE Interval blocks_of_warpgroup(Tile const& tile, int warpgroup, Interval& whole) const {
-    whole = {0, 0};
-    if (tile.blocks.begin >= variant::kListedPlaces) {
-      return tile.blocks;
-    }
+    // NOTE: loaded whether it holds or not, so that it is on its way beside that of the tile.
     variant::BlockSpan const span =
         device::load(params.spans.of_list(list_of(params, tile)) + 1 + warpgroup);
-    whole = {span.whole_begin, span.whole_end};
-    return {.begin = max(span.begin, tile.blocks.begin), .end = min(span.end, tile.blocks.end)};
+    bool const holds = tile.blocks.begin < variant::kListedPlaces;
+    whole = {holds ? span.whole_begin : 0, holds ? span.whole_end : 0};
+    return {.begin = max(holds ? span.begin : 0, tile.blocks.begin),
+            .end = holds ? min(span.end, tile.blocks.end) : tile.blocks.end};
   }
 
   // The number of a tile's list.

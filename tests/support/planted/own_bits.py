@@ -1,0 +1,154 @@
+"""Bugs for the emulator to find in bits of cut blocks that SM90 forward kernels make themselves."""
+
+from __future__ import annotations
+
+from support.planted.planting import Bug, condition
+
+PLANTED = "planted(a: i32[2], c: i32[2]): s where a[b, q] == c[b, k]"
+
+_BITS = "sm90/forward/own_bits.h"
+_READ = "sm90/forward/mask_bits.h"
+_TILE = "sm90/forward/warpgroup_tile.h"
+_SCORES = "sm90/forward/variant.h"
+_CONFIGS = ("three", "pingpong", "four")
+_AHEAD = ("three", "pingpong")  # load a block ahead, and keep what rows have
+_WIDE = ("pingpong",)  # more keys than the lanes of a warp have at once
+
+
+def _bug(name: str, *edits, problem: str = "mixed", configs=_CONFIGS, silent=False) -> Bug:
+    return Bug(name, edits, configs=configs, problem=problem, silent=silent)
+
+
+BUGS = [
+    _bug(
+        "bits_of_the_block_before",
+        condition(
+            "__builtin_memcpy(&bits.words, words, sizeof(words));",
+            "if (!BUG || n_block % 2 == 0) {"
+            " __builtin_memcpy(&bits.words, words, sizeof(words)); }",
+            _BITS,
+        ),
+    ),
+    _bug(
+        "keys_of_the_block_after",
+        condition(
+            "columns_of_lane(tile, of_tile, next.number)",
+            "columns_of_lane(tile, of_tile, next.number > 0 ? next.number - BUG : 0)",
+            _BITS,
+        ),
+        configs=_AHEAD,
+    ),
+    _bug(
+        "keys_of_the_block_before_without_what_is_ahead",
+        condition(
+            "columns_of_lane(tile, scores, n_block)",
+            "columns_of_lane(tile, scores, n_block > 0 ? n_block - BUG : 0)",
+            _BITS,
+        ),
+        configs=("four",),
+    ),
+    _bug(
+        "the_second_half_of_the_keys_is_the_first",
+        condition("columns[c / kColumnsOfShare]", "columns[BUG ? 0 : c / kColumnsOfShare]", _BITS),
+        configs=_WIDE,
+    ),
+    _bug(
+        "the_key_beside",
+        condition("kColumnsOfShare][c % 2]", "kColumnsOfShare][c % 2 ^ BUG]", _BITS),
+    ),
+    _bug(
+        "keys_of_the_lane_beside",
+        condition(
+            "fresh_thread_idx() % 4 + c % kColumnsOfShare / 2 * 4",
+            "fresh_thread_idx() % 4 + (c % kColumnsOfShare / 2 ^ BUG) * 4",
+            _BITS,
+        ),
+    ),
+    _bug(
+        "keys_of_a_lane_two_further_on",
+        condition("i * kKeysOfLanes + 2 * lane", "i * kKeysOfLanes + 2 * (lane ^ 2 * BUG)", _BITS),
+    ),
+    _bug(
+        "bits_of_the_other_row",
+        condition(
+            "words[r * Bits::kWordsOfRow + c / 32] |=",
+            "words[(BUG ? 1 - r : r) * Bits::kWordsOfRow + c / 32] |=",
+            _BITS,
+        ),
+    ),
+    _bug(
+        "the_bit_beside",
+        condition("uint32_t{counts} << c % 32", "uint32_t{counts} << (c % 32 ^ BUG)", _BITS),
+    ),
+    _bug(
+        "rows_of_the_first_warpgroup",
+        condition(
+            "ahead.begin(tile, first_query());",
+            "ahead.begin(tile, BUG ? tile.first_query : first_query());",
+            _TILE,
+        ),
+        configs=_AHEAD,
+    ),
+    _bug(
+        "rows_of_the_first_warpgroup_in_what_is_not_kept",
+        condition(
+            "ahead.make(tile, first_query());",
+            "ahead.make(tile, BUG ? tile.first_query : first_query());",
+            _TILE,
+        ),
+        configs=("four",),
+    ),
+    _bug(
+        "rows_of_the_tile_before",
+        condition(
+            "of_tile = Scores(params, tile, first_query, 0);",
+            "if (!BUG || tile.first_query == 0) {"
+            " of_tile = Scores(params, tile, first_query, 0); }",
+            _BITS,
+        ),
+        configs=_AHEAD,
+    ),
+    _bug(
+        "a_cut_block_taken_for_a_whole_one",
+        condition(
+            "entry = next.entry();",
+            "entry = variant::ListedBlock{next.number, next.is_cut && !(BUG &&"
+            " next.number == 1)}.entry();",
+            _BITS,
+        ),
+    ),
+    _bug(
+        "bits_that_hide_nothing",
+        condition(
+            "Blocks::kMayHide) { if (is_cut) {",
+            "Blocks::kMayHide) { if (is_cut && !BUG) {",
+            _SCORES,
+        ),
+    ),
+    # What is right all the same, but is computed twice.
+    _bug(
+        "rows_that_meet_their_first_score_unnoticed",
+        condition("return ahead.lacks &&", "return !BUG && ahead.lacks &&", _TILE),
+        silent=True,
+    ),
+    _bug(
+        "rows_whose_neighbour_meets_its_first_score",
+        condition(
+            "softmax.lacks_maximum(1) && ahead.shows(1)",
+            "softmax.lacks_maximum(1) && ahead.shows(BUG ? 0 : 1)",
+            _TILE,
+        ),
+        silent=True,
+        problem="second_rows",
+    ),
+    _bug(
+        "a_whole_block_that_rows_meet_unnoticed",
+        condition(
+            "(!block.is_cut || device::any_lane(",
+            "((!block.is_cut && !BUG) || device::any_lane(",
+            _TILE,
+        ),
+        silent=True,
+        problem="whole_after_none",
+    ),
+]
