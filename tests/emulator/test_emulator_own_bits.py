@@ -95,8 +95,9 @@ def check(name: str, qkv: list[Tensor], config: str, tensors: dict[str, Any], **
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        *product(("matched", "documents"), CONFIGS),
-        *product(TEXTS, ("three", "pingpong", "four")),
+        *product(("matched",), CONFIGS),
+        *product(TEXTS, ("three",)),
+        *product(("documents", "window", "prefix_lm"), ("pingpong", "four")),
         ("of_heads", "packed_heads"),
         ("times", "part_of_lanes"),
     ],
