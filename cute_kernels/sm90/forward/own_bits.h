@@ -75,9 +75,8 @@ struct OwnBits {
   ParamsWith<Variant> const& params;
   std::conditional_t<kKeeps, Scores, std::tuple<>> of_tile;  // as if key 0 were a block's first
   std::conditional_t<kKeeps && kSharesColumns, Shared, std::tuple<>> shared;
-  int entry;   // of the block whose scores are made next
-  Bits bits;   // of this block, where it is cut
-  bool lacks;  // a row has not met a score that counts
+  variant::ListedBlock block;  // whose scores are made next
+  Bits bits;                   // of this block, where it is cut
 
   CUTE_DEVICE explicit OwnBits(ParamsWith<Variant> const& params) : params(params) {}
 
@@ -88,31 +87,26 @@ struct OwnBits {
     }
   }
 
-  // A block's scores are made next: loads what its keys have, if it is cut.
-  CUTE_DEVICE void load(Tile const& tile, int first_query, variant::ListedBlock const& next) {
-    entry = next.entry();
+  // Loads what keys of a block have whose bits are made next.
+  CUTE_DEVICE void load(Tile const& tile, int n_block) {
     if constexpr (kKeeps && kSharesColumns) {
-      if (next.is_cut) {
-        shared = columns_of_lane(tile, of_tile, next.number);
-      }
+      shared = columns_of_lane(tile, of_tile, n_block);
     }
   }
 
-  // Makes the bits of this block, if it is cut.
+  CUTE_DEVICE variant::ListedBlock next() const { return block; }
+
+  // Makes the bits of this block.
   CUTE_DEVICE void make(Tile const& tile, int first_query) {
-    if (next().is_cut) {
-      device::at(device::Site::softmax);
-      int const n_block = next().number;
-      if constexpr (kKeeps) {
-        make_of(tile, of_tile, n_block, [&]() -> auto const& { return shared; });
-      } else {
-        Scores const scores(params, tile, first_query, 0);
-        make_of(tile, scores, n_block, [&] { return columns_of_lane(tile, scores, n_block); });
-      }
+    device::at(device::Site::softmax);
+    int const n_block = block.number;
+    if constexpr (kKeeps) {
+      make_of(tile, of_tile, n_block, [&]() -> auto const& { return shared; });
+    } else {
+      Scores const scores(params, tile, first_query, 0);
+      make_of(tile, scores, n_block, [&] { return columns_of_lane(tile, scores, n_block); });
     }
   }
-
-  CUTE_DEVICE variant::ListedBlock next() const { return variant::ListedBlock::of(entry); }
 
   // Whether a block shows something of row r in this thread's columns.
   CUTE_DEVICE bool shows(int r) const {

@@ -111,6 +111,9 @@ struct WarpgroupTile {
     }
     if constexpr (kMakesBits) {
       ahead.begin(tile, first_query());
+      if (blocks.size() > 0) {
+        load_keys_of(first_place());
+      }
     }
     read_ahead(blocks.end - 1);
     if constexpr (kDrawsBesideQK) {
@@ -152,6 +155,9 @@ struct WarpgroupTile {
     if constexpr (kMostAreUsual) {
       return softmax_where_most_are_usual(acc_S, place);
     }
+    if constexpr (kKnowsShown && TileSoftmax::kSumsTell) {
+      return softmax_where_bits_are_made(acc_S, place);
+    }
     ListedBlock const block = take_scores(acc_S, place);
     if constexpr (kRowsDecide) {
       return softmax_where_rows_decide(acc_S, block, place);
@@ -173,7 +179,7 @@ struct WarpgroupTile {
       draw_dropout(place);
     }
     if constexpr (kMakesBits) {
-      ahead.make(tile, first_query());
+      find_block(place);
     }
   }
   CUTE_DEVICE void drop_P(auto& tOrP, int place) {
@@ -199,11 +205,6 @@ struct WarpgroupTile {
     if constexpr (kTakesBits) {
       ahead.advance(place);
     }
-    if constexpr (kMakesBits) {
-      if (place >= blocks.begin) {
-        ahead.load(tile, first_query(), block_of_span(place));
-      }
-    }
     if constexpr (kHasStreams) {
       if (place >= blocks.begin) {
         copy_streams<Traits, kFeatures, Variant>(params, tile, first_query(),
@@ -216,16 +217,13 @@ struct WarpgroupTile {
     if constexpr (kTakesBits || kMakesBits) {
       return ahead.next();
     } else if constexpr (kTakesSpans) {
-      return block_of_span(place);
+      if (is_whole(place)) {
+        return {place, false};
+      }
     }
     return block_at(place);
   }
-  CUTE_DEVICE ListedBlock block_of_span(int place) const {
-    if (whole.begin <= place && place < whole.end) {
-      return {place, false};
-    }
-    return block_at(place);
-  }
+  CUTE_DEVICE bool is_whole(int place) const { return whole.begin <= place && place < whole.end; }
 
   // QK^T of the block at a place to what the softmax takes; what the next block needs is on its way then.
   CUTE_DEVICE ListedBlock take_scores(auto& acc_S, int place) {
@@ -258,8 +256,24 @@ struct WarpgroupTile {
   }
 
   CUTE_DEVICE bool softmax_where_sums_tell(auto& acc_S, ListedBlock const& block, int place) {
-    if (!mask.cuts(block.number) && (Variant::kHasMask || !block.is_cut) &&
-        !shows_rows_without_maximum(block)) {
+    return softmax_by_sums(acc_S, block, place,
+                           mask.cuts(block.number) || (!Variant::kHasMask && block.is_cut));
+  }
+  // The same of scores that a mask is known to hide, or to show all of.
+  CUTE_DEVICE bool softmax_where_bits_are_made(auto& acc_S, int place) {
+    ListedBlock const block = next_block(place);
+    bool compares = mask.cuts(block.number);
+    if (block.is_cut) {
+      ahead.bits.hide(acc_S);
+      compares = compares || shows_rows_without_maximum(place);
+    }
+    device::at(Site::softmax);
+    return softmax_by_sums(acc_S, block, place, compares);
+  }
+  // compares: scores with m first.
+  CUTE_DEVICE bool softmax_by_sums(auto& acc_S, ListedBlock const& block, int place,
+                                   bool compares) {
+    if (!compares) {
       PerRow const sums = softmax.exponentiate_with_m(acc_S, params.problem.softcap);
       if (!softmax.are_large(sums)) {
         softmax.add(sums);
@@ -315,23 +329,57 @@ struct WarpgroupTile {
 
   // After the block at a place: the next one is compared with m where a row has not met a score that counts.
   CUTE_DEVICE void compare_next_if_needed(int place) {
-    if constexpr (kKnowsShown) {
-      ahead.lacks = softmax.lacks_maximum();
-      return;
-    }
     if (softmax.lacks_maximum()) {
+      compare_next(place);
+    }
+  }
+  CUTE_DEVICE void compare_next(int place) {
+    if constexpr (kKnowsShown) {
+      // Others are asked what they show.
+      if (is_whole(place - 1)) {
+        mask.also_cut(place - 1);
+      }
+    } else {
       mask.also_cut(block_at(place - 1).number);
     }
   }
 
-  // Whether a block shows a score of a row that has not met one. Where it does not, the row's sum is 0 whatever its m is.
-  CUTE_DEVICE bool shows_rows_without_maximum(ListedBlock const& block) const {
-    if constexpr (kKnowsShown) {
-      return ahead.lacks &&
-             (!block.is_cut || device::any_lane((softmax.lacks_maximum(0) && ahead.shows(0)) ||
-                                                (softmax.lacks_maximum(1) && ahead.shows(1))));
+  // Whether a cut block shows a score of a row that has not met one. Where it does not, the row's sum is 0 whatever its m is.
+  CUTE_DEVICE bool shows_rows_without_maximum(int place) {
+    if (!softmax.lacks_maximum()) {
+      return false;
     }
-    return false;
+    compare_next(place);
+    return device::any_lane((softmax.lacks_maximum(0) && ahead.shows(0)) ||
+                            (softmax.lacks_maximum(1) && ahead.shows(1)));
+  }
+
+  // Loads what keys of a block have, if it is cut and its number is known.
+  CUTE_DEVICE void load_keys_of(int place) {
+    if (place < variant::kListedPlaces && !is_whole(place)) {
+      ahead.load(tile, place);
+    }
+  }
+  // The block at a place is next; makes its bits, if it is cut. What its keys have was loaded with the cut block before it, if
+  // there is one.
+  CUTE_DEVICE void find_block(int place) {
+    ahead.block = {place, false};
+    if (is_whole(place)) {
+      return;
+    }
+    ahead.block = block_at(place);
+    if (!ahead.block.is_cut) {
+      return;
+    }
+    bool const is_loaded =
+        place < variant::kListedPlaces && (place == first_place() || !is_whole(place + 1));
+    if (!is_loaded) {
+      ahead.load(tile, ahead.block.number);
+    }
+    ahead.make(tile, first_query());
+    if (place > blocks.begin) {
+      load_keys_of(place - 1);
+    }
   }
 
   // Else the bits of the others would depend on what these hold.
