@@ -147,6 +147,8 @@ def cases(n: int = 400) -> dict[str, dict[str, Tensor]]:
         "interleaved": {"a": every_third % 2, "c": every_third % 2},
         "second_rows": {"a": second.repeat(2, 1), "c": apart.repeat(2, 1)},
         "whole_after_none": {"a": torch.full_like(mixed, 1), "c": none.repeat(2, 1)},
+        # Whole blocks between cut ones.
+        "long": {"a": parts(n, 30, 330).repeat(2, 1), "c": parts(n, 30, 330).repeat(2, 1)},
         # Blocks that are no neighbours.
         "gap": {"a": torch.full_like(mixed, 3), "c": gap.repeat(2, 1)},
         "nothing": {"a": torch.full_like(mixed, 7), "c": torch.full_like(mixed, 8)},
@@ -238,7 +240,9 @@ def is_wrong(library, config: str, case: str, silent: bool = False) -> bool:
 
 @pytest.mark.parametrize(
     ("config", "case"),
-    list(product(("three", "pingpong", "four"), ("mixed", "second_rows", "whole_after_none"))),
+    list(
+        product(("three", "pingpong", "four"), ("mixed", "second_rows", "whole_after_none", "long"))
+    ),
 )
 def test_nothing_is_wrong_while_no_bug_is_on(planted, config, case):
     for silent in (False, True):

@@ -64,6 +64,10 @@ struct OwnBits {
   static constexpr int kKeysOfLanes = 64;
   static constexpr int kShares = (kBlockN + kKeysOfLanes - 1) / kKeysOfLanes;
   static constexpr int kColumnsOfShare = kKeysOfLanes / 4;  // of a thread's scores
+  // Bits are summed as floats, and are the last ones of these: predicates are made by another unit than sums of floats.
+  static constexpr int kBitsOfPart = 16;
+  static constexpr int kParts = (kBlockN / 4 + kBitsOfPart - 1) / kBitsOfPart;  // of a row
+  static constexpr float kUnitOne = 1 << 23;  // the float whose last bit is 1
 
   // Whether what scores of rows share is kept, and what keys have is loaded a block ahead. NOTE: four consumers lack the registers.
   static constexpr bool kKeeps = Traits::kNConsumers < 4;
@@ -152,7 +156,11 @@ struct OwnBits {
     auto const& lengths = scores.lengths;
     auto const& columns = shared_columns();
     int const first = scores.first + n_block * kBlockN;
-    uint32_t words[Bits::kWords] = {};
+    float sums[2][kParts];
+    CUTE_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      sums[0][i] = sums[1][i] = kUnitOne;
+    }
     CUTE_UNROLL
     for (int c = 0; c < kBlockN / 4; ++c) {
       int const offset = column_of(c);
@@ -176,7 +184,18 @@ struct OwnBits {
         bool const counts = Variant::template counts<false, false>(captured, lengths, uniform, row,
                                                                    column, distance, tile.batch,
                                                                    head, query, first, offset);
-        words[r * Bits::kWordsOfRow + c / 32] |= uint32_t{counts} << c % 32;
+        if (counts) {
+          sums[r][c / kBitsOfPart] += static_cast<float>(1 << c % kBitsOfPart);
+        }
+      }
+    }
+    uint32_t words[Bits::kWords] = {};
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      CUTE_UNROLL
+      for (int i = 0; i < kParts; ++i) {
+        uint32_t const part = device::bits(sums[r][i]) & ((1 << kBitsOfPart) - 1);
+        words[r * Bits::kWordsOfRow + i / 2] |= part << i % 2 * kBitsOfPart;
       }
     }
     __builtin_memcpy(&bits.words, words, sizeof(words));

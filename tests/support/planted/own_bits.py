@@ -30,16 +30,16 @@ BUGS = [
         ),
     ),
     _bug(
-        "keys_of_the_block_after",
+        "keys_of_the_block_before",
         condition(
-            "columns_of_lane(tile, of_tile, next.number)",
-            "columns_of_lane(tile, of_tile, next.number > 0 ? next.number - BUG : 0)",
+            "columns_of_lane(tile, of_tile, n_block)",
+            "columns_of_lane(tile, of_tile, n_block > 0 ? n_block - BUG : 0)",
             _BITS,
         ),
         configs=_AHEAD,
     ),
     _bug(
-        "keys_of_the_block_before_without_what_is_ahead",
+        "keys_of_the_block_before_where_they_are_not_ahead",
         condition(
             "columns_of_lane(tile, scores, n_block)",
             "columns_of_lane(tile, scores, n_block > 0 ? n_block - BUG : 0)",
@@ -48,8 +48,37 @@ BUGS = [
         configs=("four",),
     ),
     _bug(
+        "keys_behind_whole_blocks_that_are_not_loaded",
+        condition("if (!is_loaded) {", "if (!is_loaded && !BUG) {", _TILE),
+        configs=_AHEAD,
+        problem="long",
+    ),
+    _bug(
+        "keys_of_the_next_block_that_are_not_loaded",
+        condition(
+            "if (place > blocks.begin) { load_keys_of(place - 1); }",
+            "if (place > blocks.begin && !BUG) { load_keys_of(place - 1); }",
+            _TILE,
+        ),
+        configs=_AHEAD,
+    ),
+    _bug(
+        "keys_of_the_first_block_that_are_not_loaded",
+        condition(
+            "load_keys_of(first_place());",
+            "if (!BUG || tile.first_query == 0) { load_keys_of(first_place()); }",
+            _TILE,
+        ),
+        configs=_AHEAD,
+    ),
+    _bug(
         "the_second_half_of_the_keys_is_the_first",
         condition("columns[c / kColumnsOfShare]", "columns[BUG ? 0 : c / kColumnsOfShare]", _BITS),
+        configs=_WIDE,
+    ),
+    _bug(
+        "the_second_half_of_the_bits_is_the_first",
+        condition("device::bits(sums[r][i])", "device::bits(sums[r][BUG ? 0 : i])", _BITS),
         configs=_WIDE,
     ),
     _bug(
@@ -71,14 +100,11 @@ BUGS = [
     _bug(
         "bits_of_the_other_row",
         condition(
-            "words[r * Bits::kWordsOfRow + c / 32] |=",
-            "words[(BUG ? 1 - r : r) * Bits::kWordsOfRow + c / 32] |=",
-            _BITS,
+            "sums[r][c / kBitsOfPart] +=", "sums[BUG ? 1 - r : r][c / kBitsOfPart] +=", _BITS
         ),
     ),
     _bug(
-        "the_bit_beside",
-        condition("uint32_t{counts} << c % 32", "uint32_t{counts} << (c % 32 ^ BUG)", _BITS),
+        "the_bit_beside", condition("1 << c % kBitsOfPart)", "1 << (c % kBitsOfPart ^ BUG))", _BITS)
     ),
     _bug(
         "rows_of_the_first_warpgroup",
@@ -90,7 +116,7 @@ BUGS = [
         configs=_AHEAD,
     ),
     _bug(
-        "rows_of_the_first_warpgroup_in_what_is_not_kept",
+        "rows_of_the_first_warpgroup_where_they_are_not_kept",
         condition(
             "ahead.make(tile, first_query());",
             "ahead.make(tile, BUG ? tile.first_query : first_query());",
@@ -111,14 +137,18 @@ BUGS = [
     _bug(
         "a_cut_block_taken_for_a_whole_one",
         condition(
-            "entry = next.entry();",
-            "entry = variant::ListedBlock{next.number, next.is_cut && !(BUG &&"
-            " next.number == 1)}.entry();",
-            _BITS,
+            "if (!ahead.block.is_cut) { return; }",
+            "if (BUG && ahead.block.number == 1) { ahead.block.is_cut = false; }"
+            " if (!ahead.block.is_cut) { return; }",
+            _TILE,
         ),
     ),
     _bug(
         "bits_that_hide_nothing",
+        condition("ahead.bits.hide(acc_S);", "if (!BUG) { ahead.bits.hide(acc_S); }", _TILE),
+    ),
+    _bug(
+        "bits_that_hide_nothing_of_the_first_block",
         condition(
             "Blocks::kMayHide) { if (is_cut) {",
             "Blocks::kMayHide) { if (is_cut && !BUG) {",
@@ -128,7 +158,11 @@ BUGS = [
     # What is right all the same, but is computed twice.
     _bug(
         "rows_that_meet_their_first_score_unnoticed",
-        condition("return ahead.lacks &&", "return !BUG && ahead.lacks &&", _TILE),
+        condition(
+            "compares = compares || shows_rows_without_maximum(place);",
+            "compares = compares || (!BUG && shows_rows_without_maximum(place));",
+            _TILE,
+        ),
         silent=True,
     ),
     _bug(
@@ -143,11 +177,7 @@ BUGS = [
     ),
     _bug(
         "a_whole_block_that_rows_meet_unnoticed",
-        condition(
-            "(!block.is_cut || device::any_lane(",
-            "((!block.is_cut && !BUG) || device::any_lane(",
-            _TILE,
-        ),
+        condition("if (is_whole(place - 1)) {", "if (!BUG && is_whole(place - 1)) {", _TILE),
         silent=True,
         problem="whole_after_none",
     ),
