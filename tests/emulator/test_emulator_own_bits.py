@@ -140,6 +140,8 @@ def cases(n: int = 400) -> dict[str, dict[str, Tensor]]:
     second = torch.where(torch.arange(n) % 16 < 8, 2, 1).int()
     gap = torch.full((n,), 3, dtype=torch.int32)
     gap[128:256] = 4
+    apart_again = torch.where(torch.arange(n) < 192, gap, torch.arange(n) % 2 * 2 + 2).int()
+    apart_again[64:192], apart_again[320:] = 4, 4
     # Bounds do not tell that blocks show nothing.
     none = torch.where(torch.arange(n) < 256, 1, torch.arange(n) % 2 * 2).int()
     return {
@@ -151,6 +153,7 @@ def cases(n: int = 400) -> dict[str, dict[str, Tensor]]:
         "long": {"a": parts(n, 30, 330).repeat(2, 1), "c": parts(n, 30, 330).repeat(2, 1)},
         # Blocks that are no neighbours.
         "gap": {"a": torch.full_like(mixed, 3), "c": gap.repeat(2, 1)},
+        "whole_after_gap": {"a": torch.full_like(mixed, 3), "c": apart_again.repeat(2, 1)},
         "nothing": {"a": torch.full_like(mixed, 7), "c": torch.full_like(mixed, 8)},
     }
 

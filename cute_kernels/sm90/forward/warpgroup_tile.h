@@ -217,9 +217,13 @@ struct WarpgroupTile {
     if constexpr (kTakesBits || kMakesBits) {
       return ahead.next();
     } else if constexpr (kTakesSpans) {
-      if (is_whole(place)) {
-        return {place, false};
-      }
+      return block_of_span(place);
+    }
+    return block_at(place);
+  }
+  CUTE_DEVICE ListedBlock block_of_span(int place) const {
+    if (is_whole(place)) {
+      return {place, false};
     }
     return block_at(place);
   }
@@ -335,9 +339,10 @@ struct WarpgroupTile {
   }
   CUTE_DEVICE void compare_next(int place) {
     if constexpr (kKnowsShown) {
-      // Others are asked what they show.
-      if (is_whole(place - 1)) {
-        mask.also_cut(place - 1);
+      // Cut blocks are asked what they show.
+      ListedBlock const next = block_of_span(place - 1);
+      if (!next.is_cut) {
+        mask.also_cut(next.number);
       }
     } else {
       mask.also_cut(block_at(place - 1).number);

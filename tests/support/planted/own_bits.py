@@ -177,7 +177,7 @@ BUGS = [
     ),
     _bug(
         "a_whole_block_that_rows_meet_unnoticed",
-        condition("if (is_whole(place - 1)) {", "if (!BUG && is_whole(place - 1)) {", _TILE),
+        condition("if (!next.is_cut) {", "if (!BUG && !next.is_cut) {", _TILE),
         silent=True,
         problem="whole_after_none",
     ),
