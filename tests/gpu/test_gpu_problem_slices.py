@@ -146,7 +146,7 @@ def test_slices_give_what_calls_of_fewer_heads_give(
                 assert difference < 0.01 * wanted.float().norm()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [x for x in SHAPES if "groups" not in x])  # one slice
 @pytest.mark.parametrize("d_head", [64, 128, 256])
 def test_sums_take_64_mb(d_head: int, shape: str) -> None:
     case = case_of(shape, d_head, "causal")
