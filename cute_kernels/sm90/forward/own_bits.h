@@ -17,11 +17,11 @@ namespace pyflash::sm90 {
 using namespace cute;
 
 // Whether a variant's mask is of this kind. NOTE: where it reads heads, a thread's rows may be of two, and keys have something
-// else for each.
+// else for each. Blocks of more keys leave no registers.
 template <class Traits, class Variant>
 constexpr bool makes_bits() {
   if constexpr (variant::kTakesSpans<Variant>) {
-    return !Variant::kHasScore && !Variant::kStreams &&
+    return !Variant::kHasScore && !Variant::kStreams && Traits::kBlockN <= variant::kKeysOfWord &&
            !(Traits::kPackGqa && Variant::kMaskReadsHead);
   }
   return false;
@@ -113,16 +113,7 @@ struct OwnBits {
   }
 
   // Whether a block shows something of row r in this thread's columns.
-  CUTE_DEVICE bool shows(int r) const {
-    uint32_t words[Bits::kWords];
-    __builtin_memcpy(words, &bits.words, sizeof(words));
-    uint32_t any = 0;
-    CUTE_UNROLL
-    for (int i = 0; i < Bits::kWordsOfRow; ++i) {
-      any |= words[r * Bits::kWordsOfRow + i];
-    }
-    return any != 0;
-  }
+  CUTE_DEVICE bool shows(int r) const { return (r == 0 ? bits.words.x : bits.words.y) != 0; }
 
   static constexpr bool has_bits() { return true; }
   CUTE_DEVICE Bits of_block(int) const { return bits; }
@@ -189,16 +180,16 @@ struct OwnBits {
         }
       }
     }
-    uint32_t words[Bits::kWords] = {};
+    uint32_t words[2] = {};  // of each row
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       CUTE_UNROLL
       for (int i = 0; i < kParts; ++i) {
         uint32_t const part = device::bits(sums[r][i]) & ((1 << kBitsOfPart) - 1);
-        words[r * Bits::kWordsOfRow + i / 2] |= part << i % 2 * kBitsOfPart;
+        words[r] |= part << i * kBitsOfPart;
       }
     }
-    __builtin_memcpy(&bits.words, words, sizeof(words));
+    bits.words = {words[0], words[1]};
   }
 };
 

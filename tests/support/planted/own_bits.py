@@ -23,9 +23,8 @@ BUGS = [
     _bug(
         "bits_of_the_block_before",
         condition(
-            "__builtin_memcpy(&bits.words, words, sizeof(words));",
-            "if (!BUG || n_block % 2 == 0) {"
-            " __builtin_memcpy(&bits.words, words, sizeof(words)); }",
+            "bits.words = {words[0], words[1]};",
+            "if (!BUG || n_block % 2 == 0) { bits.words = {words[0], words[1]}; }",
             _BITS,
         ),
     ),
