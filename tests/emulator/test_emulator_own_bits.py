@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cut_blocks import MATCHED, cases, documents
 from support.planted.own_bits import BUGS, PLANTED
 from support.planted.planting import build_planted, is_right, switched_on
 from torch import Tensor
@@ -31,7 +32,6 @@ CONFIGS = {
     "part_of_lanes": "(FP16, 64, 64, 80, 1): sm90+stages_2+overlap+persistent+rescale_threshold",
     "four_words": "(FP16, 64, 64, 176, 1): sm90+stages_2+overlap+persistent+rescale_threshold",
 }
-MATCHED = PLANTED.replace("planted", "matched")
 OF_HEADS = "of_heads(c: i32[2]): s where c[h, q] <= c[h, k]"
 TIMES = "times(t: f32[1]): s where t[k] <= t[q]"
 WIDE = "wide(n: i64[2]): s where n[b, q] == n[b, k]"
@@ -48,17 +48,6 @@ def inputs(q_len: int, k_len: int, batch: int = 2, heads: int = 2) -> list[Tenso
     generator = torch.Generator().manual_seed(q_len + k_len)
     sizes = ((q_len, heads), (k_len, 1), (k_len, 1))
     return [torch.randn(batch, *size, 64, generator=generator).half() for size in sizes]
-
-
-def parts(n: int, *lengths: int) -> Tensor:
-    """The numbers of parts of such lengths, (n); the last one has the rest."""
-    ends = torch.tensor(lengths).cumsum(0)
-    return torch.searchsorted(ends, torch.arange(n), right=True).int()
-
-
-def documents(n: int) -> Tensor:
-    """Of 2 batches: ends within a warpgroup, at one, and at a row beside one."""
-    return torch.stack([parts(n, 40, 70, 82, 64, 1, 127), parts(n, 191, 2, 100)])
 
 
 def values_of(name: str, q_len: int, k_len: int) -> dict[str, Any]:
@@ -126,36 +115,6 @@ OPTIONS = {
 @pytest.mark.parametrize("config", ["three", "pingpong"])
 def test_options(config, option):
     check("matched", inputs(200, 512), config, values_of("matched", 200, 512), **OPTIONS[option])
-
-
-def cases(n: int = 400) -> dict[str, dict[str, Tensor]]:
-    """What rows and keys are of, (batch, n) each."""
-    mixed, every_third = documents(n), torch.arange(n).int().repeat(2, 1)
-    rows, keys = mixed.clone(), mixed.clone()
-    rows[:, 20:30] = 90  # have no key
-    rows[:, 64:128] = 91  # nor has this warpgroup
-    keys[:, 150:170] = 92  # no row has these
-    apart = torch.where(torch.arange(n) < 256, 1, 2).int()
-    # A thread's second row meets its first score when its first has met all of its own.
-    second = torch.where(torch.arange(n) % 16 < 8, 2, 1).int()
-    gap = torch.full((n,), 3, dtype=torch.int32)
-    gap[128:256] = 4
-    apart_again = torch.where(torch.arange(n) < 192, gap, torch.arange(n) % 2 * 2 + 2).int()
-    apart_again[64:192], apart_again[320:] = 4, 4
-    # Bounds do not tell that blocks show nothing.
-    none = torch.where(torch.arange(n) < 256, 1, torch.arange(n) % 2 * 2).int()
-    return {
-        "mixed": {"a": rows, "c": keys},
-        "interleaved": {"a": every_third % 2, "c": every_third % 2},
-        "second_rows": {"a": second.repeat(2, 1), "c": apart.repeat(2, 1)},
-        "whole_after_none": {"a": torch.full_like(mixed, 1), "c": none.repeat(2, 1)},
-        # Whole blocks between cut ones.
-        "long": {"a": parts(n, 30, 330).repeat(2, 1), "c": parts(n, 30, 330).repeat(2, 1)},
-        # Blocks that are no neighbours.
-        "gap": {"a": torch.full_like(mixed, 3), "c": gap.repeat(2, 1)},
-        "whole_after_gap": {"a": torch.full_like(mixed, 3), "c": apart_again.repeat(2, 1)},
-        "nothing": {"a": torch.full_like(mixed, 7), "c": torch.full_like(mixed, 8)},
-    }
 
 
 @pytest.mark.parametrize("config", ["three", "pingpong", "four", "rows_decide", "each_row"])
