@@ -181,7 +181,7 @@ def test_packed_sequences(config):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    configs = {name: parse_config(CONFIGS[name]) for name in ("three", "pingpong", "four")}
+    configs = {name: parse_config(CONFIGS[name]) for name in ("three", "pingpong")}
     root = tmp_path_factory.mktemp("planted_own_bits")
     return build_planted(BUGS, configs, root, variant=parse(PLANTED).normal)
 
@@ -200,12 +200,8 @@ def is_wrong(library, config: str, case: str, silent: bool = False) -> bool:
     return bool(report.findings) or not right
 
 
-@pytest.mark.parametrize(
-    ("config", "case"),
-    list(
-        product(("three", "pingpong", "four"), ("mixed", "second_rows", "whole_after_none", "long"))
-    ),
-)
+@pytest.mark.parametrize("case", ["mixed", "second_rows", "whole_after_none", "long"])
+@pytest.mark.parametrize("config", ["three", "pingpong"])
 def test_nothing_is_wrong_while_no_bug_is_on(planted, config, case):
     for silent in (False, True):
         assert not is_wrong(planted[config], config, case, silent)

@@ -17,11 +17,12 @@ namespace pyflash::sm90 {
 using namespace cute;
 
 // Whether a variant's mask is of this kind. NOTE: where it reads heads, a thread's rows may be of two, and keys have something
-// else for each. Blocks of more keys leave no registers.
+// else for each. Four consumers lack the registers, and blocks of more than 128 keys leave none.
 template <class Traits, class Variant>
 constexpr bool makes_bits() {
   if constexpr (variant::kTakesSpans<Variant>) {
-    return !Variant::kHasScore && !Variant::kStreams && Traits::kBlockN <= variant::kKeysOfWord &&
+    return !Variant::kHasScore && !Variant::kStreams && Traits::kNConsumers < 4 &&
+           Traits::kBlockN <= variant::kKeysOfWord &&
            !(Traits::kPackGqa && Variant::kMaskReadsHead);
   }
   return false;
@@ -69,16 +70,14 @@ struct OwnBits {
   static constexpr int kParts = (kBlockN / 4 + kBitsOfPart - 1) / kBitsOfPart;  // of a row
   static constexpr float kUnitOne = 1 << 23;  // the float whose last bit is 1
 
-  // Whether what scores of rows share is kept, and what keys have is loaded a block ahead. NOTE: four consumers lack the registers.
-  static constexpr bool kKeeps = Traits::kNConsumers < 4;
   using Scores = ScoresOfBlock<Traits, Variant>;
   struct Shared {
     Column columns[kShares][2];
   };
 
   ParamsWith<Variant> const& params;
-  std::conditional_t<kKeeps, Scores, std::tuple<>> of_tile;  // as if key 0 were a block's first
-  std::conditional_t<kKeeps && kSharesColumns, Shared, std::tuple<>> shared;
+  Scores of_tile;  // as if key 0 were a block's first
+  std::conditional_t<kSharesColumns, Shared, std::tuple<>> shared;
   variant::ListedBlock block;  // whose scores are made next
   Bits bits;                   // of this block, where it is cut
 
@@ -86,67 +85,24 @@ struct OwnBits {
 
   // first_query: the warpgroup's.
   CUTE_DEVICE void begin(Tile const& tile, int first_query) {
-    if constexpr (kKeeps) {
-      of_tile = Scores(params, tile, first_query, 0);
-    }
+    of_tile = Scores(params, tile, first_query, 0);
   }
 
   // Loads what keys of a block have whose bits are made next.
   CUTE_DEVICE void load(Tile const& tile, int n_block) {
-    if constexpr (kKeeps && kSharesColumns) {
-      shared = columns_of_lane(tile, of_tile, n_block);
+    if constexpr (kSharesColumns) {
+      shared = columns_of_lane(tile, n_block);
     }
   }
 
   CUTE_DEVICE variant::ListedBlock next() const { return block; }
 
-  // Makes the bits of this block.
-  CUTE_DEVICE void make(Tile const& tile, int first_query) {
+  // Makes the bits of the block that is next.
+  CUTE_DEVICE void make(Tile const& tile) {
     device::at(device::Site::softmax);
-    int const n_block = block.number;
-    if constexpr (kKeeps) {
-      make_of(tile, of_tile, n_block, [&]() -> auto const& { return shared; });
-    } else {
-      Scores const scores(params, tile, first_query, 0);
-      make_of(tile, scores, n_block, [&] { return columns_of_lane(tile, scores, n_block); });
-    }
-  }
-
-  // Whether a block shows something of row r in this thread's columns.
-  CUTE_DEVICE bool shows(int r) const { return (r == 0 ? bits.words.x : bits.words.y) != 0; }
-
-  static constexpr bool has_bits() { return true; }
-  CUTE_DEVICE Bits of_block(int) const { return bits; }
-
- private:
-  // What the keys of a block have that this lane loads.
-  CUTE_DEVICE Shared columns_of_lane(Tile const& tile, Scores const& scores, int n_block) const {
-    auto const& row = scores.rows[0];
-    int const lane = device::fresh_thread_idx() % 32;
-    Shared loaded;
-    CUTE_UNROLL
-    for (int i = 0; i < kShares; ++i) {
-      int const first = n_block * kBlockN + min(i * kKeysOfLanes + 2 * lane, kBlockN - 2);
-      CUTE_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        loaded.columns[i][j] = Variant::column(params.captured, scores.lengths, row.prepared,
-                                               row.uniform, tile.batch, row.head, first, j);
-      }
-    }
-    return loaded;
-  }
-  // And that of column c of this thread.
-  CUTE_DEVICE static Column column_of_lanes(Shared const& loaded, int c) {
-    int const lane = device::fresh_thread_idx() % 4 + c % kColumnsOfShare / 2 * 4;
-    return of_lane(loaded.columns[c / kColumnsOfShare][c % 2], lane);
-  }
-
-  CUTE_DEVICE void make_of(Tile const& tile, Scores const& scores, int n_block,
-                           auto const& shared_columns) {
     auto const& captured = params.captured;
-    auto const& lengths = scores.lengths;
-    auto const& columns = shared_columns();
-    int const first = scores.first + n_block * kBlockN;
+    auto const& lengths = of_tile.lengths;
+    int const first = of_tile.first + block.number * kBlockN;
     float sums[2][kParts];
     CUTE_UNROLL
     for (int i = 0; i < kParts; ++i) {
@@ -157,11 +113,11 @@ struct OwnBits {
       int const offset = column_of(c);
       Column column;
       if constexpr (kSharesColumns) {
-        column = column_of_lanes(columns, c);
+        column = column_of_lanes(c);
       }
       CUTE_UNROLL
       for (int r = 0; r < 2; ++r) {
-        auto const& [head, query, prepared, uniform, row] = scores.rows[r];
+        auto const& [head, query, prepared, uniform, row] = of_tile.rows[r];
         if constexpr (!kSharesColumns) {
           column = Variant::column(captured, lengths, prepared, uniform, tile.batch, head, first,
                                    offset);
@@ -171,7 +127,7 @@ struct OwnBits {
                 ? Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
                                     first - query, offset)
                 : Variant::distance(captured, lengths, prepared, uniform, tile.batch, head,
-                                    first - scores.rows[0].query, offset - kRowStep * r);
+                                    first - of_tile.rows[0].query, offset - kRowStep * r);
         bool const counts = Variant::template counts<false, false>(captured, lengths, uniform, row,
                                                                    column, distance, tile.batch,
                                                                    head, query, first, offset);
@@ -190,6 +146,35 @@ struct OwnBits {
       }
     }
     bits.words = {words[0], words[1]};
+  }
+
+  // Whether a block shows something of row r in this thread's columns.
+  CUTE_DEVICE bool shows(int r) const { return (r == 0 ? bits.words.x : bits.words.y) != 0; }
+
+  static constexpr bool has_bits() { return true; }
+  CUTE_DEVICE Bits of_block(int) const { return bits; }
+
+ private:
+  // What the keys of a block have that this lane loads.
+  CUTE_DEVICE Shared columns_of_lane(Tile const& tile, int n_block) const {
+    auto const& row = of_tile.rows[0];
+    int const lane = device::fresh_thread_idx() % 32;
+    Shared loaded;
+    CUTE_UNROLL
+    for (int i = 0; i < kShares; ++i) {
+      int const first = n_block * kBlockN + min(i * kKeysOfLanes + 2 * lane, kBlockN - 2);
+      CUTE_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        loaded.columns[i][j] = Variant::column(params.captured, of_tile.lengths, row.prepared,
+                                               row.uniform, tile.batch, row.head, first, j);
+      }
+    }
+    return loaded;
+  }
+  // And that of column c of this thread.
+  CUTE_DEVICE Column column_of_lanes(int c) const {
+    int const lane = device::fresh_thread_idx() % 4 + c % kColumnsOfShare / 2 * 4;
+    return of_lane(shared.columns[c / kColumnsOfShare][c % 2], lane);
   }
 };
 

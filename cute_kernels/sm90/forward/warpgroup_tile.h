@@ -381,7 +381,7 @@ struct WarpgroupTile {
     if (!is_loaded) {
       ahead.load(tile, ahead.block.number);
     }
-    ahead.make(tile, first_query());
+    ahead.make(tile);
     if (place > blocks.begin) {
       load_keys_of(place - 1);
     }

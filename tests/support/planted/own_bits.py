@@ -10,8 +10,7 @@ _BITS = "sm90/forward/own_bits.h"
 _READ = "sm90/forward/mask_bits.h"
 _TILE = "sm90/forward/warpgroup_tile.h"
 _SCORES = "sm90/forward/variant.h"
-_CONFIGS = ("three", "pingpong", "four")
-_AHEAD = ("three", "pingpong")  # load a block ahead, and keep what rows have
+_CONFIGS = ("three", "pingpong")
 _WIDE = ("pingpong",)  # more keys than the lanes of a warp have at once
 
 
@@ -24,32 +23,21 @@ BUGS = [
         "bits_of_the_block_before",
         condition(
             "bits.words = {words[0], words[1]};",
-            "if (!BUG || n_block % 2 == 0) { bits.words = {words[0], words[1]}; }",
+            "if (!BUG || block.number % 2 == 0) { bits.words = {words[0], words[1]}; }",
             _BITS,
         ),
     ),
     _bug(
         "keys_of_the_block_before",
         condition(
-            "columns_of_lane(tile, of_tile, n_block)",
-            "columns_of_lane(tile, of_tile, n_block > 0 ? n_block - BUG : 0)",
+            "columns_of_lane(tile, n_block)",
+            "columns_of_lane(tile, n_block > 0 ? n_block - BUG : 0)",
             _BITS,
         ),
-        configs=_AHEAD,
-    ),
-    _bug(
-        "keys_of_the_block_before_where_they_are_not_ahead",
-        condition(
-            "columns_of_lane(tile, scores, n_block)",
-            "columns_of_lane(tile, scores, n_block > 0 ? n_block - BUG : 0)",
-            _BITS,
-        ),
-        configs=("four",),
     ),
     _bug(
         "keys_behind_whole_blocks_that_are_not_loaded",
         condition("if (!is_loaded) {", "if (!is_loaded && !BUG) {", _TILE),
-        configs=_AHEAD,
         problem="long",
     ),
     _bug(
@@ -59,7 +47,6 @@ BUGS = [
             "if (place > blocks.begin && !BUG) { load_keys_of(place - 1); }",
             _TILE,
         ),
-        configs=_AHEAD,
     ),
     _bug(
         "keys_of_the_first_block_that_are_not_loaded",
@@ -68,7 +55,6 @@ BUGS = [
             "if (!BUG || tile.first_query == 0) { load_keys_of(first_place()); }",
             _TILE,
         ),
-        configs=_AHEAD,
     ),
     _bug(
         "the_second_half_of_the_keys_is_the_first",
@@ -112,16 +98,6 @@ BUGS = [
             "ahead.begin(tile, BUG ? tile.first_query : first_query());",
             _TILE,
         ),
-        configs=_AHEAD,
-    ),
-    _bug(
-        "rows_of_the_first_warpgroup_where_they_are_not_kept",
-        condition(
-            "ahead.make(tile, first_query());",
-            "ahead.make(tile, BUG ? tile.first_query : first_query());",
-            _TILE,
-        ),
-        configs=("four",),
     ),
     _bug(
         "rows_of_the_tile_before",
@@ -131,7 +107,6 @@ BUGS = [
             " of_tile = Scores(params, tile, first_query, 0); }",
             _BITS,
         ),
-        configs=_AHEAD,
     ),
     _bug(
         "a_cut_block_taken_for_a_whole_one",
