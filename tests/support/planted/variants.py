@@ -232,7 +232,7 @@ BUGS = [
                      " take);", _LISTS),
            problem="dilated"),
     _spans("the_block_behind_the_whole_ones",
-           condition("place < whole.end)", "place < whole.end + BUG)", _TILE),
+           condition("place < whole.end;", "place < whole.end + BUG;", _TILE),
            problem="alibi"),
     _spans("the_block_before_the_whole_ones",
            condition("whole.begin <= place &&", "whole.begin - BUG <= place &&", _TILE),
