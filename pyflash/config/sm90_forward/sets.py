@@ -131,8 +131,12 @@ INVARIANT = [
 ]
 
 # They are in no other set and have dropout alone, so that a library of these takes nothing from
-# another.
-DROPPING = [config.replace(persistent=False) for config in _OF_TWO.values()]
+# another: they differ from the best of two by a stage, where there is room for one, or are not
+# persistent.
+DROPPING = [
+    config.replace(**({"stages": 3} if config.d_head == 64 else {"persistent": False}))
+    for config in _OF_TWO.values()
+]
 
 SETTLED = {"stages": (1, 2, 3)}
 
