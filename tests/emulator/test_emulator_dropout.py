@@ -25,7 +25,7 @@ FORWARD = {
     "sm80": "(FP16, 64, 128, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
     "+rescale_threshold",
     "sm90": "(FP16, 64, 128, 80, 2): sm90+stages_2+overlap+pingpong+rescale_threshold",
-    "sm90, persistent": "(FP16, 64, 128, 80, 2): sm90+stages_3+overlap+pingpong+persistent"
+    "sm90, persistent": "(FP16, 64, 128, 80, 2): sm90+stages_2+overlap+pingpong+persistent"
     "+rescale_threshold",
 }
 # CTAs that run at a time, where they are persistent: each has several tiles.
