@@ -25,7 +25,11 @@ FORWARD = {
     "sm80": "(FP16, 64, 128, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
     "+rescale_threshold",
     "sm90": "(FP16, 64, 128, 80, 2): sm90+stages_2+overlap+pingpong+rescale_threshold",
+    "sm90, persistent": "(FP16, 64, 128, 80, 2): sm90+stages_2+overlap+pingpong+persistent"
+    "+rescale_threshold",
 }
+# CTAs that run at a time, where they are persistent: each has several tiles.
+RESIDENT_CTAS = 2
 BACKWARD = {
     "sm80": "(BF16, 128, 64, 64, 4): sm80_bwd+stages_1",
     "sm90": "(BF16, 64, 128, 128, 2): sm90_bwd+stages_2",
@@ -68,8 +72,9 @@ def test_values(family: str, name: str) -> None:
     expected = expect(q, k, v, **dropping(**options))
     for num_splits in (1, 3) if name in SPLIT else (1,):
         out, lse, report = pyflash.emulate(
-            q, k, v, config, num_splits=num_splits, **dropping(**options)
-        )
+            q, k, v, config, num_splits=num_splits, resident_ctas=RESIDENT_CTAS,
+            **dropping(**options),
+        )  # fmt: skip
         report.check()
         expected.check(out, lse)
 
@@ -84,7 +89,9 @@ def test_packed_values(family: str) -> None:
     q = torch.randn(int(starts[-1]), 4, 64).half()
     k, v = (torch.randn(int(starts[-1]), 2, 64).half() for _ in range(2))
     options = dropping(causal=True)
-    out, lse, report = pyflash.emulate_varlen(q, k, v, starts, starts, 150, 150, config, **options)
+    out, lse, report = pyflash.emulate_varlen(
+        q, k, v, starts, starts, 150, 150, config, resident_ctas=RESIDENT_CTAS, **options
+    )
     report.check()
     expect_varlen(q, k, v, starts, starts, **options).check(out, lse)
 

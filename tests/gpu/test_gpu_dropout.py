@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.gpu_kernels import dropout_is_built
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -32,9 +33,8 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels_are_built():
-    built = pyflash.built_configs().values()
-    if not any(getattr(f, "dropout", False) for one in built for f in one.features):
-        pytest.skip("no kernel with dropout is built: pyflash build --set dropout")
+    if not dropout_is_built():
+        pytest.skip("the kernels with dropout are not built: pyflash build --set dropout")
 
 
 def make(name: str) -> tuple[list[torch.Tensor], dict]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.gpu_kernels import dropout_is_built
 from support.gradient_calls import CALLS, Call, close, in_threads
-
-import pyflash
 
 pytestmark = pytest.mark.gpu
 
@@ -15,9 +14,8 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(params=CALLS)
 def call(request) -> Call:
     found = CALLS[request.param]
-    built = pyflash.built_configs().values()
-    if found.dropout_p and not any(getattr(f, "dropout", False) for c in built for f in c.features):
-        pytest.skip("no kernel with dropout is built: pyflash build --set dropout")
+    if found.dropout_p and not dropout_is_built():
+        pytest.skip("the kernels with dropout are not built: pyflash build --set dropout")
     return found
 
 

@@ -130,9 +130,11 @@ INVARIANT = [
     )
 ]
 
-# They are in no other set and have dropout alone, so that a library of these takes nothing from
-# another.
-DROPPING = [config.replace(persistent=False) for config in _OF_TWO.values()]
+# With dropout: at each d_head the best of two. The default set has some of them, too, and builds
+# them with dropout as well, so that no library takes a kernel from another. Those of HEAD_DIMS run
+# as others, that have dropout alone.
+_ALSO_DROPPING = [config for config in _OF_TWO.values() if config in DEFAULTS]
+DROPPING = [c.replace(persistent=False) for c in _OF_TWO.values() if c not in DEFAULTS]
 
 SETTLED = {"stages": (1, 2, 3)}
 
@@ -155,7 +157,7 @@ SETS: dict[str, Callable[[], Iterable[FlashForwardSm90Config]]] = {
     "sm90": lambda: DEFAULTS + SHORT,
     "head_dims": lambda: HEAD_DIMS,
     "invariant": lambda: INVARIANT,
-    "dropout": lambda: DROPPING,
+    "dropout": lambda: (*_ALSO_DROPPING, *DROPPING),
 }
 
 
@@ -197,7 +199,8 @@ def built_features(config: FlashForwardSm90Config) -> Sequence[Features]:
     listed = [features for features in LISTED if _without_list(features) in unlisted]
     # CTAs share keys in tiles of few queries.
     shared = SHARED if config.n_consumers == 1 and config.persistent else ()
-    return Features.in_dispatch_order((*unlisted, *listed, *shared))
+    dropping = DROPOUT if config in _ALSO_DROPPING else ()
+    return Features.in_dispatch_order((*unlisted, *listed, *shared, *dropping))
 
 
 def _without_list(features: Features) -> Features:
