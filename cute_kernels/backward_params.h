@@ -293,6 +293,9 @@ struct BackwardParams : AttentionGradients {
     slices_are_problems = shape.slices_are_problems;
     run_as_one_slice();
     ctas_of_group = 1;
+    if (n_heads_of_keys() == 0) {
+      return;
+    }
     // NOTE: bytes of dropout depend on the number of heads, and sums that are recycled are few.
     bool const runs_slices =
         shape.runs_slices && !(slices_are_problems && (recycles_sums() || dropout.drops()));

@@ -178,6 +178,24 @@ def test_slices_take_few_more_rounds_of_ctas_than_all_heads_at_a_time(slices_of)
     assert sum(cost > 1.1 for cost in costs) < 0.02 * len(costs)
 
 
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+def test_a_problem_of_nothing_is_one_slice(slices_of, problem_slices_of, family):
+    """No sequences, or no queries or keys."""
+    problems = [
+        Problem(config, seqlen_q, seqlen_k, batch, 24, heads_kv, *kind)
+        for config in CONFIGS
+        for seqlen_q, seqlen_k, batch in ((200, 300, 0), (0, 300, 2), (200, 0, 2), (0, 0, 0))
+        for heads_kv in (24, 8)
+        for kind in itertools.product((False, True), repeat=3)
+    ]
+    if family == "sm90":
+        found = problem_slices_of([(*problem, False) for problem in problems])
+    else:
+        found = slices_of(problems)
+    for problem, of_it in zip(problems, found, strict=True):
+        assert len(of_it.slices) == 1, problem
+
+
 SM90_CONFIGS = [(64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64), (256, 64, 64)]
 # With whether elements are dropped, behind the others.
 SM90_PROBLEMS = [
