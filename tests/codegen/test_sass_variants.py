@@ -1,4 +1,4 @@
-"""The machine code of kernels with a variant: no spills, and a load for two rows' distances."""
+"""The machine code of kernels with a variant: few spills, and a load for two rows' distances."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from pyflash.variant.needs import needs_of
 
 # Ways through a block: as it comes, and computed once more after an overflow; a score function has
 # one without a branch, too.
+# Of documents a lane loads two keys a block ahead; numbers of a tile leave the loop's registers.
 @pytest.mark.parametrize(
-    ("name", "scores", "loads", "ways"), [("t5_bias", 64, 34, 3), ("documents", 32, 10, 2)]
+    ("name", "scores", "loads", "ways", "spilled"),
+    [("t5_bias", 64, 34, 3, 0), ("documents", 32, 1, 2, 48)],
 )
-def test_a_pair_takes_no_address_of_its_own(name, scores, loads, ways, built_arch, uncaptured):
-    """scores: of a thread, in a block."""
+def test_a_pair_takes_no_address_of_its_own(
+    name, scores, loads, ways, spilled, built_arch, uncaptured
+):
+    """scores: of a thread, in a block. spilled: bytes, at most."""
     try:
         find_tool("cuobjdump")
     except CudaError as error:
@@ -28,7 +32,7 @@ def test_a_pair_takes_no_address_of_its_own(name, scores, loads, ways, built_arc
     assert config.B_r // config.n_consumers * config.B_c // 128 == scores
     with uncaptured():
         (kernel,) = compiled_kernels(config, built_arch, variant=variant)
-    assert kernel.spill_store_bytes == kernel.spill_load_bytes == 0
+    assert max(kernel.spill_store_bytes, kernel.spill_load_bytes) <= spilled
     loop = kernel.kernel.inside(kernel.kernel.main_loop)
     found = sum(instruction.opcode.startswith("LDG") for instruction in loop)
     assert loads <= found <= ways * loads + 8
