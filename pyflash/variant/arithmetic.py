@@ -111,6 +111,7 @@ _FLOATS: dict[str, Callable[..., float]] = _BOTH | {
     "rsqrt": lambda x: _divided(1.0, _or(NAN, math.sqrt)(x)),
     "sin": _or(NAN, math.sin),
     "cos": _or(NAN, math.cos),
-    "floor": lambda x: x if x in (INF, -INF) or x != x else float(math.floor(x)),
+    # NOTE: of -0.0 it is -0.0, which math.floor has no sign for.
+    "floor": lambda x: x if x in (INF, -INF, 0) or x != x else float(math.floor(x)),
     "erf": math.erf,
 }
