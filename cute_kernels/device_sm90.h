@@ -272,8 +272,8 @@ CUTE_DEVICE void copy_or_zeros(SmemAddress smem, void const* global, bool valid)
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// What one lane, the same of each group of so many, has; or where the lanes of each quad ask for those of one other quad, what the
-// lane has that stands there as the thread does in its own.
+// What lane `lane` of this thread's group of kLanes has. NOTE: for the emulator, which exchanges lanes by bits of their numbers, all
+// of a group ask for the same lane, or each lane of a quad for the one at its own place in another quad, the same for all four.
 template <int kLanes>
 CUTE_DEVICE uint32_t bits_of_group(uint32_t bits, int lane) {
   return __shfl_sync(0xffffffffu, bits, lane, kLanes);

@@ -111,7 +111,7 @@ _FLOATS: dict[str, Callable[..., float]] = _BOTH | {
     "rsqrt": lambda x: _divided(1.0, _or(NAN, math.sqrt)(x)),
     "sin": _or(NAN, math.sin),
     "cos": _or(NAN, math.cos),
-    # NOTE: of -0.0 it is -0.0, which math.floor has no sign for.
+    # NOTE: math.floor returns an int, which has no -0.0.
     "floor": lambda x: x if x in (INF, -INF, 0) or x != x else float(math.floor(x)),
     "erf": math.erf,
 }

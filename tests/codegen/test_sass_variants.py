@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pyflash.config import DType
@@ -12,9 +14,16 @@ from pyflash.variant.library import named
 from pyflash.variant.needs import needs_of
 
 
+def is_of_one_number(instruction):
+    """Of local memory at a fixed place, as what is spilled has."""
+    return re.search(r"\[R1[+\]]", instruction.operands) and not instruction.opcode.endswith(
+        (".64", ".128")
+    )
+
+
 # Ways through a block: as it comes, and computed once more after an overflow; a score function has
 # one without a branch, too.
-# Of documents a lane loads two keys a block ahead; numbers of a tile leave the loop's registers.
+# Kernels of documents load two keys a lane for a block, and spill a few numbers of a tile.
 @pytest.mark.parametrize(
     ("name", "scores", "loads", "ways", "spilled"),
     [("t5_bias", 64, 34, 3, 0), ("documents", 32, 1, 2, 48)],
@@ -34,5 +43,7 @@ def test_a_pair_takes_no_address_of_its_own(
         (kernel,) = compiled_kernels(config, built_arch, variant=variant)
     assert max(kernel.spill_store_bytes, kernel.spill_load_bytes) <= spilled
     loop = kernel.kernel.inside(kernel.kernel.main_loop)
+    # Vectors of local memory are an array's.
+    assert not [x for x in loop if x.opcode.startswith(("STL", "LDL")) and is_of_one_number(x)]
     found = sum(instruction.opcode.startswith("LDG") for instruction in loop)
     assert loads <= found <= ways * loads + 8

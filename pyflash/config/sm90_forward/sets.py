@@ -130,9 +130,9 @@ INVARIANT = [
     )
 ]
 
-# With dropout: at each d_head the best of two. The default set has some of them, too, and builds
-# them with dropout as well, so that no library takes a kernel from another. Those of HEAD_DIMS run
-# as others, that have dropout alone.
+# The set `dropout` has the config of two consumers of each d_head. Where the default set has it,
+# too, both build it with all of its features: a library that is loaded replaces a config's kernels.
+# Else the set has one that is not persistent, which is built with dropout alone.
 _ALSO_DROPPING = [config for config in _OF_TWO.values() if config in DEFAULTS]
 DROPPING = [c.replace(persistent=False) for c in _OF_TWO.values() if c not in DEFAULTS]
 
