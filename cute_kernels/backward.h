@@ -27,15 +27,17 @@ struct Backward {
 
   // params: with the shape of a config.
   static constexpr std::array<Buffer<BackwardParams>, 7> workspace(BackwardParams const& params) {
-    int64_t const n_rows = params.n_slice_rows();
+    int64_t const n = params.n_slices_at_a_time();
+    int64_t const n_rows = n * params.n_slice_rows();
     return {
-        {{&BackwardParams::dq_sum, params.n_slice_sum_rows() * params.columns},
+        {{&BackwardParams::dq_sum, n * params.n_slice_sum_rows() * params.columns},
          {&BackwardParams::lse2, n_rows},
          {&BackwardParams::minus_delta, n_rows},
          {&BackwardParams::turns, params.deterministic ? n_rows * params.columns / kSumsOfTurn : 0},
          {&BackwardParams::dkv_sum, 2 * int64_t(params.n_key_rows()) * params.columns},
          {&BackwardParams::added, params.recycles_sums() ? params.heads_with_sums : 0},
-         {&BackwardParams::order_of_keys, params.sorts_key_blocks() ? params.n_key_blocks() : 0}}};
+         {&BackwardParams::order_of_keys,
+          params.sorts_key_blocks() ? n * params.n_key_blocks() : 0}}};
   }
   static constexpr char const* kWorkspace =
       "the sums of dq, lse and delta of each query, whose turn it is to add to the sums, or how "

@@ -272,8 +272,10 @@ struct BackwardParams : AttentionGradients {
   // have.
   int first_head_of_slice;
   int heads_of_slice;  // before a slice is chosen: of each but the last, which may have fewer
-  // Slices are problems of some heads of each batch, in the same workspace, instead.
+  // Slices are problems of some heads of each batch instead.
   bool slices_are_problems;
+  // Then: each in a workspace of its own.
+  bool runs_two_slices;
 
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_key_sums() const {
     return {k_sequences, larger(block_k, kQueriesOfPiece)};
@@ -293,6 +295,7 @@ struct BackwardParams : AttentionGradients {
     slices_are_problems = shape.slices_are_problems;
     run_as_one_slice();
     ctas_of_group = 1;
+    runs_two_slices = false;
     if (n_heads_of_keys() == 0) {
       return;
     }
@@ -303,6 +306,7 @@ struct BackwardParams : AttentionGradients {
     if (runs_slices) {
       limit_slice(n_ctas, least, bytes);
     }
+    runs_two_slices = slices_are_problems && n_slices() > 1 && halve_slice();
     if (most_ctas > 1) {
       divide_groups(n_ctas);
     }
@@ -310,9 +314,18 @@ struct BackwardParams : AttentionGradients {
       limit_slice(n_ctas, least, bytes);
       divide_groups(n_ctas);
     }
-    if (heads_of_slice < n_heads_of_keys()) {
+    if (heads_of_slice < n_heads_of_keys() && !runs_two_slices) {
       heads_of_slice = slices(n_ctas, n_key_blocks() * ctas_of_group).filled(heads_of_slice);
     }
+  }
+  // So that two have as many heads as one had, or one of each batch each. NOTE: heads that run at a time wait for each other less than
+  // tiles of one head whose sums have one order: with fewer heads in both, two slices were measured to be slower.
+  constexpr bool halve_slice() {
+    int const of_each_batch = k_sequences.tensor_batches(batch);
+    int const n = heads_of_slice / of_each_batch;
+    bool const is_halved = n == 1 || n % 2 == 0;
+    heads_of_slice = is_halved ? (n + 1) / 2 * of_each_batch : heads_of_slice;
+    return is_halved;
   }
   constexpr void run_as_one_slice() {
     first_head_of_slice = 0;
@@ -355,6 +368,8 @@ struct BackwardParams : AttentionGradients {
   constexpr int n_slices() const {
     return heads_of_slice > 0 ? int(ceil_div(n_heads_of_keys(), heads_of_slice)) : 1;
   }
+  // That run side by side.
+  constexpr int n_slices_at_a_time() const { return runs_two_slices ? 2 : 1; }
   // The i-th of them.
   constexpr BackwardParams slice(int i) const {
     if (slices_are_problems) {
@@ -401,7 +416,20 @@ struct BackwardParams : AttentionGradients {
       numbers.data = skip(numbers.data, first_q * numbers.strides.head,
                           numbers.is_fp32 ? sizeof(float) : kBytesOfElement);
     }
+    params.runs_two_slices = false;
+    if (runs_two_slices && i % 2 == 1) {
+      params.take_second_workspace(*this);
+    }
     return params;
+  }
+  // What lies behind the workspace of a slice. all: the problem that has slices.
+  constexpr void take_second_workspace(BackwardParams const& all) {
+    int64_t const rows = all.n_slice_rows();
+    dq_sum += rows * columns;
+    lse2 += rows;
+    minus_delta += rows;
+    turns += deterministic ? rows * columns / kSumsOfTurn : 0;
+    order_of_keys += sorts_key_blocks() ? n_key_blocks() : 0;
   }
 
   // The rows of the workspace that a slice has, and how many come before them.

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cute_kernels/generated/launchers.h"
+#include "cute_kernels/second_stream.h"
 
 namespace pyflash {
 namespace {
@@ -43,17 +44,6 @@ int load_cubin(void const* image, char const* symbol, void const** kernel) {
   return cudaErrorNotSupported;
 #endif
 }
-
-// While it lives, this thread may allocate and free though another one captures a graph.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(RelaxedCapture const&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 // NOTE: a launch that follows must not find an error that was refused here.
 cudaError_t forgotten(cudaError_t error) {
@@ -123,24 +113,56 @@ constexpr LastingMemoryCalls kLastingMemory{.number_of = number_of_stream,
 char const* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 template <class Op>
+int run_phases(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params const& params,
+               void* stream) {
+  for (auto const& phase : Op::kPhases) {
+    if (phase.is_needed != nullptr && !phase.is_needed(params)) {
+      continue;
+    }
+    auto const launch_own = [&](auto const& config) -> int {
+      return launch_kernel(kernel, config, row, params, static_cast<cudaStream_t>(stream));
+    };
+    int const error = phase.launch != nullptr ? phase.launch(params, row.dtype, stream)
+                                              : std::visit(launch_own, row.config);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+// Calls run(params, stream) for each slice of a problem, two slices after one another side by side.
+template <class Params, class Run>
+int run_slices_in_two_streams(Params const& params, void* stream, Run const& run) {
+  auto const first = static_cast<cudaStream_t>(stream);
+  SecondStream* beside = nullptr;
+  cudaStream_t second = first;
+  cudaError_t error = SecondStream::of_this_thread(beside);
+  if (error == cudaSuccess) {
+    error = beside->begin(first, second);
+  }
+  if (error != cudaSuccess) {
+    return error;
+  }
+  int i = 0;
+  int const failed = run_slices(
+      params, [&](Params const& slice) { return run(slice, i++ % 2 == 0 ? first : second); });
+  error = beside->end(first, second);
+  return failed != cudaSuccess ? failed : int(error);
+}
+
+template <class Op>
 int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params const& params,
         void* stream) {
-  return run_slices(params, [&](typename Op::Params const& slice) -> int {
-    for (auto const& phase : Op::kPhases) {
-      if (phase.is_needed != nullptr && !phase.is_needed(slice)) {
-        continue;
-      }
-      auto const launch_own = [&](auto const& config) -> int {
-        return launch_kernel(kernel, config, row, slice, static_cast<cudaStream_t>(stream));
-      };
-      int const error = phase.launch != nullptr ? phase.launch(slice, row.dtype, stream)
-                                                : std::visit(launch_own, row.config);
-      if (error != cudaSuccess) {
-        return error;
-      }
+  auto const run_one = [&](typename Op::Params const& slice, void* of) {
+    return run_phases<Op>(kernel, row, slice, of);
+  };
+  if constexpr (requires { params.n_slices_at_a_time(); }) {
+    if (params.n_slices_at_a_time() > 1) {
+      return run_slices_in_two_streams(params, stream, run_one);
     }
-    return cudaSuccess;
-  });
+  }
+  return run_slices(params, [&](auto const& slice) { return run_one(slice, stream); });
 }
 
 template <class Op>

@@ -91,7 +91,8 @@ class BackwardRun final : public Run {
     int const slice = phase_of_all / EmulatedBackward::kPhases;
     int const phase = phase_of_all % EmulatedBackward::kPhases;
     BackwardParams params = params_;
-    auto const in_use = Backward::workspace(params.slice(slice));
+    BackwardParams const of_slice = params_.slice(slice);
+    auto const in_use = Backward::workspace(of_slice);
     variant::Arguments arguments = captured();
     arguments.host_starts_q = params.q_sequences.starts;
     arguments.host_starts_k = params.k_sequences.starts;
@@ -109,21 +110,28 @@ class BackwardRun final : public Run {
                    {params.q_sequences.tensor_rows(), 1}},
                   Role::kInput);
     };
-    auto const workspace = [&](float*& pointer, char const* name, size_t buffer, Role role) {
-      mapping.map(name, pointer, 4, {{in_use[buffer].n_elements, 1}}, role);
+    // NOTE: a slice that is a problem has memory of its own in the workspace; rows of another are numbered through all heads.
+    auto const workspace = [&](float* BackwardParams::* pointer, char const* name, size_t buffer,
+                               Role role) {
+      int64_t const before = params_.slices_are_problems ? of_slice.*pointer - params_.*pointer : 0;
+      params.*pointer += before;
+      mapping.map(name, params.*pointer, 4, {{in_use[buffer].n_elements, 1}}, role);
+      params.*pointer -= before;
     };
     for (auto const& [name, starts] : {std::pair("cu_seqlens_q", &params.q_sequences.starts),
                                        std::pair("cu_seqlens_k", &params.k_sequences.starts)}) {
       mapping.map(name, *starts, 4, {{params.batch + 1, 1}}, Role::kInput);
     }
     if (params.deterministic && phase != kAfter) {
-      workspace(params.turns, "turns", 3, phase == kOwn ? Role::kAccumulator : Role::kOutput);
+      workspace(&BackwardParams::turns, "turns", 3,
+                phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
     bool const recycles = params.recycles_sums();
     Role const of_sums = recycles ? Role::kRecycledAccumulator : Role::kAccumulator;
-    workspace(params.dq_sum, "dq_sum", 0, phase == kOwn ? of_sums : role(kBefore));
+    workspace(&BackwardParams::dq_sum, "dq_sum", 0, phase == kOwn ? of_sums : role(kBefore));
     if (recycles && phase != kAfter) {
-      workspace(params.added, "added", 5, phase == kOwn ? Role::kAccumulator : Role::kOutput);
+      workspace(&BackwardParams::added, "added", 5,
+                phase == kOwn ? Role::kAccumulator : Role::kOutput);
     }
     bool const is_packed = params.q_sequences.is_packed();
     // Role of what the sequences of a tensor have all rows of, and a slice all heads, or only some.
@@ -134,7 +142,7 @@ class BackwardRun final : public Run {
       return has_all && phase != kBefore ? Role::kOutput : Role::kPartialOutput;
     };
     if (params.sorts_key_blocks() && phase != kAfter) {
-      workspace(params.order_of_keys, "order of keys", 6, role(kBefore));
+      workspace(&BackwardParams::order_of_keys, "order of keys", 6, role(kBefore));
     }
     if (phase == kAfter || (recycles && phase == kOwn) || (is_packed && phase == kBefore)) {
       rows(params.dq, "dq", params.dq_strides, false,
@@ -142,7 +150,8 @@ class BackwardRun final : public Run {
     }
     bool const divides = params.ctas_of_group > 1;
     if (divides) {
-      workspace(params.dkv_sum, "dkv_sum", 4, phase == kOwn ? Role::kAccumulator : role(kBefore));
+      workspace(&BackwardParams::dkv_sum, "dkv_sum", 4,
+                phase == kOwn ? Role::kAccumulator : role(kBefore));
     }
     if (phase == (divides ? kAfter : kOwn) || (is_packed && phase == kBefore)) {
       Role const of_keys = of_rows(params_.k_sequences);
@@ -150,8 +159,8 @@ class BackwardRun final : public Run {
       rows(params.dv, "dv", params.dv_strides, true, of_keys);
     }
     if (phase != kAfter) {
-      workspace(params.lse2, "lse2", 1, role(kBefore));
-      workspace(params.minus_delta, "delta", 2, role(kBefore));
+      workspace(&BackwardParams::lse2, "lse2", 1, role(kBefore));
+      workspace(&BackwardParams::minus_delta, "delta", 2, role(kBefore));
       rows(params.grad_o, "grad_out", params.grad_o_strides, false, Role::kInput);
     }
     if (phase == kBefore) {

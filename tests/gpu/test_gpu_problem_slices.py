@@ -1,5 +1,6 @@
 """Gradients of the SM90 family where the sums of dQ of all heads would take more memory than they
-may: slices of heads run one after another in the same memory, each as a problem of its own."""
+may: slices of heads, each a problem of its own, run one after another in the same memory, or two at
+a time in two streams, each in memory of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.gpu_kernels import skip_without_kernels_for, with_workspace
+from support.graphs import captured
 from torch import Tensor
 
 from pyflash.op.backward import kernels
@@ -156,3 +158,60 @@ def test_sums_take_64_mb(d_head: int, shape: str) -> None:
     _, taken = with_workspace(lambda: call.gradients(results, True))
     # Beside the sums: lse and delta of each row, turns, padding.
     assert 0 < taken < 70 * MIB < case.bytes_of_sums
+
+
+def test_in_a_graph_slices_give_the_bits_of_a_call() -> None:
+    case = case_of("batches", 128, "causal")
+    skip_without_kernels_for(case.d_head)
+    call = make(case)
+    results = call.forward()
+    expected = [x.clone() for x in call.gradients(results, True)]
+    graph, found = captured(lambda: call.gradients(results, True))
+    for x in call.tensors:
+        x.copy_(x.flip(0))
+    graph.replay()
+    assert not any(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for x in call.tensors:
+        x.copy_(x.flip(0))
+    for _ in range(3):
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_call_beside_a_capture_of_the_same_thread_is_no_part_of_its_graph() -> None:
+    case = case_of("batches", 128, "plain")
+    skip_without_kernels_for(case.d_head)
+    call, other = make(case), make(case)
+    results = call.forward()
+    expected = call.gradients(results, True)
+    torch.cuda.synchronize()
+    graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        in_graph = other.gradients(results, True)
+        with torch.cuda.stream(beside):
+            found = call.gradients(results, True)
+    beside.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(in_graph, expected, strict=True))
+
+
+def test_what_comes_before_and_behind_slices_is_in_order() -> None:
+    """Tensors are written just before the call, and its gradients are read just behind it."""
+    case = case_of("one_long", 64, "plain")
+    skip_without_kernels_for(case.d_head)
+    call = make(case)
+    results = call.forward()
+    expected = [x.clone() for x in call.gradients(results, True)]
+    kept = [x.clone() for x in call.tensors]
+    for _ in range(5):
+        for x in call.tensors:
+            x.zero_()
+        torch.cuda._sleep(2_000_000)
+        for x, y in zip(call.tensors, kept, strict=True):
+            x.copy_(y)
+        found = call.gradients(results, True)
+        copies = [x.clone() for x in found]
+        for x in found:
+            x.zero_()
+        assert all(torch.equal(a, b) for a, b in zip(copies, expected, strict=True))

@@ -83,6 +83,7 @@ class ProblemSlice(NamedTuple):
     heads_kv: int
     before: tuple[int, ...]  # heads, by where tensors begin: q, o, dO, dq; k, v, dk, dv; others
     bytes_of_workspace: int
+    parts: tuple[range, ...]  # elements of each part of the workspace
 
 
 class ProblemSlices(NamedTuple):
@@ -90,6 +91,7 @@ class ProblemSlices(NamedTuple):
     recycles: bool
     bytes_of_all: int  # sums of all heads
     bytes_of_workspace: int  # as the op states it
+    parts: list[int]  # elements of each part of that
     slices: list[ProblemSlice]
 
 
@@ -99,10 +101,14 @@ def problem_slices_of(tmp_path_factory):
 
     def run(problems):
         for line in lines_of(problems):
-            known, numbers = [*map(int, line.split()[:4])], map(int, line.split()[4:])
-            fields = zip(*[numbers] * 14, strict=True)
-            slices = [ProblemSlice(f[0], f[1], f[2:13], f[13]) for f in fields]
-            yield ProblemSlices(known[0], bool(known[1]), *known[2:], slices)
+            numbers = [*map(int, line.split())]
+            known, parts, numbers = numbers[:4], numbers[4:11], numbers[11:]
+            fields = zip(*[iter(numbers)] * 28, strict=True)
+            slices = [
+                ProblemSlice(f[0], f[1], f[2:13], f[13], tuple(map(range, f[14::2], f[15::2])))
+                for f in fields
+            ]
+            yield ProblemSlices(known[0], bool(known[1]), *known[2:], parts, slices)
 
     return run
 
@@ -224,22 +230,45 @@ def test_slices_of_sm90_are_problems_of_every_head_once(problem_slices_of):
 
 
 def test_the_workspace_that_is_stated_is_what_slices_of_sm90_take(problem_slices_of):
-    """Sums of 64 MB, or of a head of each batch, or of heads with two tiles for each CTA. With
-    dropout, and where groups of heads have tiles that differ in length, all heads run at a time."""
-    short = 0
+    """Of one slice, or of two that run at a time: sums of 64 MB, or of two heads of each batch, or
+    of heads with two tiles for each CTA. With dropout, and where groups of heads have tiles that
+    differ in length, all heads run at a time."""
+    short, times = 0, []
     for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
         config, _, _, batch, heads, heads_kv, packed, _, causal, drops = problem
         stated = found.bytes_of_workspace
-        assert max(part.bytes_of_workspace for part in found.slices) == stated, problem
+        most = max(part.bytes_of_workspace for part in found.slices)
+        at_a_time = stated // max(most, 1)
+        assert at_a_time * most == stated, problem
+        assert at_a_time <= min(2, len(found.slices)), problem
         batches = 1 if packed else batch
         bytes_of_head = found.bytes_of_all / heads_kv
         of_slice = found.slices[0].heads_kv
         if found.recycles or drops or (heads > heads_kv and (packed or causal)):
             assert len(found.slices) == 1, problem
-        elif of_slice > 1 and of_slice * bytes_of_head > 64 * MIB:
-            assert of_slice * batches * found.n_blocks <= 2 * CTAS, problem
+        elif of_slice > 1 and at_a_time * of_slice * bytes_of_head > 64 * MIB:
+            assert at_a_time * of_slice * batches * found.n_blocks <= 2 * CTAS, problem
         if not found.recycles:
-            rows = found.bytes_of_all / (4 * config[0]) / heads_kv * of_slice
-            assert stated <= rows * (4 * config[0] + 8 + config[0] / 256) + 4 * 4096, problem
+            rows = found.bytes_of_all / (4 * config[0]) / heads_kv * of_slice * at_a_time
+            beside = at_a_time * 4 * 4096
+            assert stated <= rows * (4 * config[0] + 8 + config[0] / 256) + beside, problem
         short += len(found.slices) > 1 and stated < 0.6 * found.bytes_of_all
+        times += [at_a_time] * (len(found.slices) > 1)
     assert short > 30
+    assert times.count(1) > 10
+    assert times.count(2) > 30
+
+
+def test_slices_that_run_side_by_side_have_no_memory_in_common(problem_slices_of):
+    n_pairs = 0
+    for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
+        most = max(part.bytes_of_workspace for part in found.slices)
+        if found.bytes_of_workspace == most:
+            assert all(part.start == 0 for one in found.slices for part in one.parts), problem
+            continue
+        for one, other in itertools.pairwise(found.slices):
+            for whole, a, b in zip(found.parts, one.parts, other.parts, strict=True):
+                assert {a.start, b.start} == ({0, whole // 2} if whole > 0 else {0}), problem
+                assert max(len(a), len(b)) <= whole // 2, problem
+            n_pairs += 1
+    assert n_pairs > 100

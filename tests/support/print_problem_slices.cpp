@@ -1,8 +1,9 @@
 // Slices of an SM90 backward, which are problems of their own. A line of input is a problem:
 //   d_head B_r B_c seqlen_q seqlen_k batch heads heads_kv packed deterministic causal dropout
 // where packed sequences of these lengths follow one another. Every tensor has strides of its own. A line of output has the blocks of
-// keys of a head, whether sums are recycled, the bytes of all sums, those of the workspace, and of each slice: heads of q, heads of k,
-// heads before them by where q, o, dO, dq, k, v, dk, dv, lse, its gradient and slopes begin (-1: elsewhere), bytes of its workspace.
+// keys of a head, whether sums are recycled, the bytes of all sums, those of the workspace, the elements of its parts, and of each slice: heads of q, heads of k,
+// heads before them by where q, o, dO, dq, k, v, dk, dv, lse, its gradient and slopes begin (-1: elsewhere), bytes of its workspace,
+// and of each part of that where it begins and ends in the part of the whole, in elements.
 #include <iostream>
 
 #include "cute_kernels/backward.h"
@@ -58,9 +59,16 @@ int main() {
     params.alibi_slopes = {.data = place(10), .is_fp32 = true};
     params.alibi_slopes.strides.head = 3;
     params.set_shape(tile_shape(config));
+    auto const whole = Backward::workspace(params);
+    for (size_t part = 0; part < whole.size(); ++part) {
+      params.*whole[part].pointer = reinterpret_cast<float*>(place(11 + int(part)));
+    }
     std::cout << params.n_key_blocks() << ' ' << params.recycles_sums() << ' '
               << 4 * params.columns * params.n_workspace_rows() << ' '
               << bytes_of_workspace(params);
+    for (auto const& part : whole) {
+      std::cout << ' ' << part.n_elements;
+    }
     for (int i = 0; i < params.n_slices(); ++i) {
       BackwardParams const x = params.slice(i);
       std::cout << ' ' << x.heads << ' ' << x.heads_kv << ' ' << heads_before(x.q, 0, 1001, 2)
@@ -70,6 +78,10 @@ int main() {
                 << ' ' << heads_before(x.dv, 7, 1015, 2) << ' ' << heads_before(x.lse, 8, 1017, 4)
                 << ' ' << heads_before(x.grad_lse, 9, 1017, 4) << ' '
                 << heads_before(x.alibi_slopes.data, 10, 3, 4) << ' ' << bytes_of_workspace(x);
+      for (auto const& part : Backward::workspace(x)) {
+        int64_t const begin = x.*part.pointer - params.*part.pointer;
+        std::cout << ' ' << begin << ' ' << begin + part.n_elements;
+      }
     }
     std::cout << '\n';
   }
