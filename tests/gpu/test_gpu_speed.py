@@ -18,6 +18,7 @@ N_TURNS = 200
 SLEEP_CYCLES = 100_000
 
 
+@pytest.mark.times
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
 def test_causal_takes_about_half_of_full(dtype, capsys):
     """Pitfall 24: toolchain and power decide speed. A ratio of one run of one config, in turns: of

@@ -113,11 +113,16 @@ def pairs(n: int, options: dict[str, Any]) -> int:
 
 
 def config_of_sm80(call: Call) -> str:
-    """The fastest of the SM80 family's that is built and takes the call."""
+    """The fastest of the SM80 family's that is built for the call's d_head and takes it."""
     q, k = call.tensors[:2]
     problem = kernels.problem_of(q, k, call.packing, call.options)
     built = {str(config) for config in pyflash.built_configs("backward")}
-    for config in map(str, RANKED):
-        if config in built and kernels.choice(q.device, {**problem, "config": config})[0]:
-            return config
+    for config in RANKED:
+        asked = {**problem, "config": str(config)}
+        if (
+            config.d_head == q.shape[-1]
+            and str(config) in built
+            and kernels.choice(q.device, asked)[0]
+        ):
+            return str(config)
     raise RuntimeError("no config of the SM80 family is built that takes this call")

@@ -81,7 +81,12 @@ int main() {
     BackwardParams params{};
     params.heads_kv = 1;
     params.heads = 1 + below(2);
-    params.set_shape({.B_r = below(2) ? 64 : 128, .B_c = below(2) ? 64 : 128, .d_head = 64});
+    params.deterministic = true;
+    constexpr int kDHeads[] = {64, 128, 192, 256};
+    params.set_shape({.B_r = below(2) ? 64 : 128,
+                      .B_c = below(2) ? 64 : 128,
+                      .d_head = kDHeads[below(4)],
+                      .lanes_are_neighbours = below(2) == 0});
     int const longest = below(4) ? 1500 : 300;
     auto const window = [&] { return below(3) ? below(longest) : below(2) ? 0 : kNoWindow; };
     params.mask = {window(), window(), below(4) ? 0 : 1 + below(400)};
