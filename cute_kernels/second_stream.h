@@ -24,9 +24,12 @@ class SecondStream {
   SecondStream() = default;
   SecondStream(SecondStream const&) = delete;
   ~SecondStream() {
+    for (cudaEvent_t const event : {begun_, ended_}) {
+      if (event != nullptr) {
+        cudaEventDestroy(event);
+      }
+    }
     if (stream_ != nullptr) {
-      cudaEventDestroy(ended_);
-      cudaEventDestroy(begun_);
       cudaStreamDestroy(stream_);
     }
   }
@@ -60,12 +63,14 @@ class SecondStream {
       return cudaSuccess;
     }
     RelaxedCapture const relaxed;
-    cudaError_t error = cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming);
-    if (error == cudaSuccess) {
-      error = cudaEventCreateWithFlags(&ended_, cudaEventDisableTiming);
+    for (cudaEvent_t* const event : {&begun_, &ended_}) {
+      cudaError_t const error =
+          *event != nullptr ? cudaSuccess : cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+      if (error != cudaSuccess) {
+        return error;
+      }
     }
-    return error == cudaSuccess ? cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)
-                                : error;
+    return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
   }
   cudaError_t is_free_for(cudaStream_t first, bool& is_free) const {
     cudaStreamCaptureStatus status{}, status_of_first{};

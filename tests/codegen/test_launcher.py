@@ -236,3 +236,36 @@ def test_errors_of_lasting_memory_are_forgotten(program, monkeypatch):
     }.items():
         monkeypatch.setenv("FAILS", call)
         assert asked(program, "lasting memory") == expected
+
+
+MADE = [
+    "timing 0: make an event",
+    "timing 0: make an event",
+    "waits for the default stream 0: make a stream",
+]
+BESIDE = [
+    "event 0x55, stream 0x77: record",
+    "event 0x55, stream 0x44: wait",
+    "work in 0x44",
+    "event 0x55, stream 0x44: record",
+    "event 0x55, stream 0x77: wait",
+]
+DESTROYED = ["event 0x55: destroy", "event 0x55: destroy", "stream 0x44: destroy"]
+
+
+@pytest.mark.parametrize("first", ["", "5", "6"])
+@pytest.mark.parametrize("second", ["", "5"])
+def test_work_beside_a_stream_is_part_of_its_graph_alone(program, monkeypatch, first, second):
+    """While the other stream is part of another graph, the work is in the caller's."""
+    for name, graph in (("FIRST_IN", first), ("SECOND_IN", second)):
+        if graph:
+            monkeypatch.setenv(name, graph)
+    work = BESIDE if second in ("", first) else ["work in 0x77"]
+    lines = asked(program, "second stream")
+    assert lines == [*relaxed(MADE), *work, *work, *DESTROYED]
+
+
+def test_a_second_stream_that_is_not_made_is_an_error_of_the_call(program, monkeypatch):
+    monkeypatch.setenv("FAILS", "make a stream")
+    lines = asked(program, "second stream")
+    assert lines == [*relaxed([*MADE[:2], f"{MADE[2]} fails"]), *DESTROYED[:2]]

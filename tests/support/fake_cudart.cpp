@@ -1,6 +1,7 @@
 // The launcher of kernel libraries with a CUDA runtime that launches nothing: prints what it is asked for, a line each.
 //   PROGRAM SHORT_FORM BATCH HEADS HEADS_KV SEQLEN_Q SEQLEN_K NUM_SPLITS
 //   PROGRAM "lasting memory"
+//   PROGRAM "second stream"
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -12,6 +13,7 @@
 
 #include "cute_kernels/host/short_form.h"
 #include "cute_kernels/kernel_library.h"
+#include "cute_kernels/second_stream.h"
 
 namespace {
 
@@ -135,6 +137,26 @@ cudaError_t cudaStreamGetId(cudaStream_t, unsigned long long* number) {
   *number = 1234;
   return answer("its number");
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  std::printf("waits for the default stream %d: ", (flags & cudaStreamNonBlocking) == 0);
+  cudaError_t const error = answer("make a stream");
+  *stream = error == cudaSuccess ? reinterpret_cast<cudaStream_t>(0x44) : nullptr;
+  return error;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::printf("stream %p: ", (void*)stream);
+  return answer("destroy");
+}
+// FIRST_IN, SECOND_IN: the graphs that the streams 0x77 and 0x44 are part of.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* graph, cudaGraph_t*,
+                                     cudaGraphNode_t const**, cudaGraphEdgeData const**, size_t*) {
+  bool const is_first = stream == reinterpret_cast<cudaStream_t>(0x77);
+  char const* const found = std::getenv(is_first ? "FIRST_IN" : "SECOND_IN");
+  *status = found != nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *graph = found != nullptr ? std::atoi(found) : 0;
+  return cudaSuccess;
+}
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
   *data = &q_element;
   std::printf("%zu bytes, stream %p: ", bytes, (void*)stream);
@@ -185,6 +207,21 @@ void use_lasting_memory() {
   }
 }
 
+// Begins and ends work beside a stream, twice.
+void use_second_stream() {
+  auto const first = reinterpret_cast<cudaStream_t>(0x77);
+  for (int i = 0; i < 2; ++i) {
+    pyflash::SecondStream* second = nullptr;
+    cudaStream_t stream = nullptr;
+    if (pyflash::SecondStream::of_this_thread(second) != cudaSuccess ||
+        second->begin(first, stream) != cudaSuccess) {
+      return;
+    }
+    std::printf("work in %p\n", (void*)stream);
+    second->end(first, stream);
+  }
+}
+
 int pyflash::list_tiles(ListedForwardParams const& params, DType, void* stream) {
   std::printf("list tiles of %d queries, stream %p\n", params.tile_queries, stream);
   return 0;
@@ -213,6 +250,10 @@ int main(int, char** argv) {
   has_context = std::getenv("NO_CONTEXT") == nullptr;
   if (std::string_view(argv[1]) == "lasting memory") {
     use_lasting_memory();
+    return 0;
+  }
+  if (std::string_view(argv[1]) == "second stream") {
+    use_second_stream();
     return 0;
   }
   ArchCtas const ctas{90, 2};
