@@ -108,7 +108,7 @@ struct MBlocks {
     if (tile.blocks.size() > 0) {
       heads_left = group = tile.n_heads;
       head = tile.first_head;
-      if (kFeatures.deterministic && tile.problem.first_keys_first()) {
+      if (kFeatures.deterministic && tile.problem.first_keys_first) {
         m_block = tile.blocks.end - 1;
       }
     }
@@ -125,7 +125,7 @@ struct MBlocks {
       if (--heads_left == 0) {
         heads_left = group;
         head -= group;
-        m_block += tile.problem.first_keys_first() ? -1 : 1;
+        m_block += tile.problem.first_keys_first ? -1 : 1;
       }
       return;
     }

@@ -38,7 +38,7 @@ int play(BackwardParams const& params, int n_queries, int n_keys) {
   // In the order in which tiles start, each to its end: a tile waits for those before it alone.
   int const n_blocks = ceil_div(n_keys, params.block_k);
   for (int i = 0; i < n_blocks; ++i) {
-    int const n = params.first_keys_first() ? i : n_blocks - 1 - i;
+    int const n = params.first_keys_first ? i : n_blocks - 1 - i;
     Interval blocks = visited<true, true>(params, n_queries, n_keys, n);
     if (!params.mask.cuts_left() && !params.mask.cuts_right()) {
       Interval const full = visited<false, false>(params, n_queries, n_keys, n);
@@ -81,18 +81,18 @@ int main() {
     BackwardParams params{};
     params.heads_kv = 1;
     params.heads = 1 + below(2);
-    params.deterministic = true;
-    constexpr int kDHeads[] = {64, 128, 192, 256};
-    params.set_shape({.B_r = below(2) ? 64 : 128,
-                      .B_c = below(2) ? 64 : 128,
-                      .d_head = kDHeads[below(4)],
-                      .lanes_are_neighbours = below(2) == 0});
     int const longest = below(4) ? 1500 : 300;
     auto const window = [&] { return below(3) ? below(longest) : below(2) ? 0 : kNoWindow; };
     params.mask = {window(), window(), below(4) ? 0 : 1 + below(400)};
     if (below(5) == 0) {
       params.mask = {};
     }
+    params.deterministic = true;
+    constexpr int kDHeads[] = {64, 128, 192, 256};
+    params.set_shape({.B_r = below(2) ? 64 : 128,
+                      .B_c = below(2) ? 64 : 128,
+                      .d_head = kDHeads[below(4)],
+                      .lanes_are_neighbours = below(2) == 0});
     n_sums += play(params, below(longest), below(longest));
   }
   std::printf("%d\n", n_sums);

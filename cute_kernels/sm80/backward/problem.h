@@ -48,7 +48,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(BackwardParams const& problem) {
     n_block = in_section / section;
     head = first + in_section % section;
   }
-  if (kFeatures.deterministic && !problem.first_keys_first()) {
+  if (kFeatures.deterministic && !problem.first_keys_first) {
     n_block = n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = problem};

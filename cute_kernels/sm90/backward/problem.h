@@ -20,7 +20,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
   TileOrder const& order = params.order;
   int n_block, head;
   order.find(n_block, head, index / params.cluster);
-  if (kFeatures.deterministic && !params.problem.first_keys_first()) {
+  if (kFeatures.deterministic && !params.problem.first_keys_first) {
     n_block = order.n_blocks - 1 - n_block;
   }
   Tile<kFeatures> tile{.problem = params.problem};

@@ -211,8 +211,8 @@ BUGS = [
     _bug(
         "tiles_against_the_order_of_turns",
         condition(
-            "if (kFeatures.deterministic && !problem.first_keys_first()) {",
-            "if (kFeatures.deterministic && problem.first_keys_first() == bool(BUG)) {",
+            "if (kFeatures.deterministic && !problem.first_keys_first) {",
+            "if (kFeatures.deterministic && problem.first_keys_first == bool(BUG)) {",
             _PROBLEM,
         ),
         finds=[found("deadlock", "dQ_s2g", memory="turns")],

@@ -12,7 +12,7 @@ _TAILS = "sm90/backward/tails.h"
 _SCORES = "sm90/backward/scores.h"
 _BLOCKED = "common/blocked_rows.h"
 _PROBLEM = "common/backward_tile.h"
-_PARAMS = "backward_params.h"
+_GRADIENTS = "attention_gradients.h"
 
 OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
     # Packed sequences: rows of the next one.
@@ -157,9 +157,9 @@ OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
     ),
     (
         "tiles_against_the_order_of_turns",
-        condition("if (kFeatures.deterministic && !params.problem.first_keys_first()) {",
+        condition("if (kFeatures.deterministic && !params.problem.first_keys_first) {",
                   "if (kFeatures.deterministic &&"
-                  " params.problem.first_keys_first() == bool(BUG)) {",
+                  " params.problem.first_keys_first == bool(BUG)) {",
                   "sm90/backward/problem.h"),
         [found("deadlock", "dQ_s2g", memory="turns")],
         "deterministic",
@@ -168,7 +168,7 @@ OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
         "the_first_turn_is_of_no_block",
         condition("blocks.begin : blocks.end - 1);",
                   "blocks.begin - BUG : blocks.end - 1 + BUG);",
-                  _PARAMS),
+                  _GRADIENTS),
         [found("deadlock", "dQ_s2g", memory="turns")],
         "deterministic",
     ),
