@@ -28,6 +28,8 @@ from support.backward_calls import config_of_sm80, made
 from support.gpu_kernels import with_workspace
 from support.graphs import medians
 
+from pyflash.bench.uneven import WORKLOADS
+
 # By d_head and whether it is causal, of 512, 1k, 2k, 4k, 8k, 16k.
 OVER_CUDNN = {
     (128, False): (1.05, 1.11, 1.09, 1.13, 1.11, 1.18),
@@ -38,15 +40,6 @@ OVER_CUDNN = {
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 BOTH_OVER = 1.03  # of what the peers have in both passes
 OVER_FLASH, SM80_OVER_FLASH = 1.6, 1.1
-# tokens, median and sigma of lengths, heads, d_head
-DOCUMENTS = [
-    (16384, 700, 1.0, 16, 128),
-    (65536, 700, 1.0, 16, 128),
-    (65536, 2000, 1.0, 16, 128),
-    (65536, 700, 1.0, 32, 64),
-    (65536, 150, 1.2, 16, 128),
-    (32768, 4000, 1.5, 16, 128),
-]
 MASKS = (("full", {}), ("causal", {"causal": True}))
 MIB = 1 << 20
 
@@ -111,23 +104,19 @@ def masks(asked: Any) -> Iterator[Line]:
             yield f"d {d_head} causal {seqlen}", ratios
 
 
-def lengths_of(tokens: int, median: float, sigma: float, generator: torch.Generator) -> list[int]:
-    lengths: list[int] = []
-    while sum(lengths) < tokens:
-        drawn = int(median * torch.exp(sigma * torch.randn(1, generator=generator)))
-        lengths.append(max(1, min(drawn, tokens - sum(lengths))))
-    return lengths
-
-
 def packed(asked: Any) -> Iterator[Line]:
-    generator = torch.Generator().manual_seed(5)
-    for tokens, median, sigma, heads, d_head in DOCUMENTS:
-        drawn = lengths_of(tokens * asked.tokens // 16384, median, sigma, generator)
-        equal = [sum(drawn) // len(drawn)] * len(drawn)
-        calls = [made(0, 0, d_head, heads=heads, lengths=x, causal=True) for x in (drawn, equal)]
+    for drawn in WORKLOADS["packed"]():
+        documents = drawn.smaller(max(1, 16384 // asked.tokens))
+        calls = [
+            made(0, 0, w.d_head, heads=w.heads, lengths=list(w.lengths_q), causal=True)
+            for w in (documents, documents.equal())
+        ]
         us = medians({i: call.own() for i, call in enumerate(calls)}, asked.rounds)
         speed = [call.flops / us[i] for i, call in enumerate(calls)]
-        name = f"d {d_head}, {len(drawn)} documents of {sum(drawn)} tokens, {us[0]:.0f} us"
+        lengths = documents.lengths_q
+        name = (
+            f"d {drawn.d_head}, {len(lengths)} documents of {sum(lengths)} tokens, {us[0]:.0f} us"
+        )
         yield name, [("a score, over equal ones", speed[0] / speed[1], 1 / 1.1)]
 
 
