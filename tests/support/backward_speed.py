@@ -109,7 +109,7 @@ def packed(asked: Any) -> Iterator[Line]:
         documents = drawn.smaller(max(1, 16384 // asked.tokens))
         calls = [
             made(0, 0, w.d_head, heads=w.heads, lengths=list(w.lengths_q), causal=True)
-            for w in (documents, documents.equal())
+            for w in (documents, documents.equal)
         ]
         us = medians({i: call.own() for i, call in enumerate(calls)}, asked.rounds)
         speed = [call.flops / us[i] for i, call in enumerate(calls)]
@@ -190,12 +190,12 @@ def or_error(lines: Iterable[Line]) -> Iterator[Line]:
         print(f"{type(error).__name__}: {error}", flush=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("parts", nargs="*", metavar="PART")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     print(torch.cuda.get_device_name(), torch.__version__, torch.backends.cudnn.version())
     for part in asked.parts or PARTS:
         show(part, or_error(PARTS[part](asked)))

@@ -129,10 +129,11 @@ def run_python(
 ) -> subprocess.CompletedProcess:
     """In a process of its own, whose tracebacks name the lines of the file."""
     program = f"exec(compile({source!r}, {str(path)!r}, 'exec'), {{'__name__': '__main__'}})"
+    python_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
-        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **environment, "PYTHONPATH": python_path},
         capture_output=True,
         text=True,
         timeout=300,
