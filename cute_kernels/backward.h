@@ -34,7 +34,7 @@ struct Backward {
          {&BackwardParams::lse2, n_rows},
          {&BackwardParams::minus_delta, n_rows},
          {&BackwardParams::turns, params.deterministic ? n_rows * params.columns / kSumsOfTurn : 0},
-         {&BackwardParams::dkv_sum, 2 * int64_t(params.n_key_rows()) * params.columns},
+         {&BackwardParams::dkv_sum, n * 2 * params.n_key_rows() * params.columns},
          {&BackwardParams::added, params.recycles_sums() ? params.heads_with_sums : 0},
          {&BackwardParams::order_of_keys,
           params.sorts_key_blocks() ? n * params.n_key_blocks() : 0}}};

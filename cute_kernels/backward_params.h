@@ -65,7 +65,7 @@ struct BackwardParams : AttentionGradients {
   int heads_of_slice;  // before a slice is chosen: of each but the last, which may have fewer
   // Slices are problems of some heads of each batch instead.
   bool slices_are_problems;
-  // Then: each in a workspace of its own.
+  // Two slices run side by side, each in a workspace of its own.
   bool runs_two_slices;
 
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_key_sums() const {
@@ -97,7 +97,6 @@ struct BackwardParams : AttentionGradients {
     if (runs_slices) {
       limit_slice(n_ctas, least, bytes);
     }
-    runs_two_slices = slices_are_problems && n_slices() > 1 && halve_slice();
     if (most_ctas > 1) {
       divide_groups(n_ctas);
     }
@@ -105,26 +104,30 @@ struct BackwardParams : AttentionGradients {
       limit_slice(n_ctas, least, bytes);
       divide_groups(n_ctas);
     }
-    if (heads_of_slice < n_heads_of_keys() && !runs_two_slices) {
+    runs_two_slices = n_slices() > 1 && halve_slice();
+    if (n_slices() > 1 && !runs_two_slices) {
       heads_of_slice = slices(n_ctas, n_key_blocks() * ctas_of_group).filled(heads_of_slice);
     }
   }
-  // So that two have as many heads as one had, or one of each batch each. NOTE: heads that run at a time wait for each other less than
+  // So that two have as many heads as one had, or a unit each. NOTE: heads that run at a time wait for each other less than
   // tiles of one head whose sums have one order: with fewer heads in both, two slices were measured to be slower.
   constexpr bool halve_slice() {
-    int const of_each_batch = k_sequences.tensor_batches(batch);
-    int const n = heads_of_slice / of_each_batch;
+    int const n = heads_of_slice / unit_of_slice();
     bool const is_halved = n == 1 || n % 2 == 0;
-    heads_of_slice = is_halved ? (n + 1) / 2 * of_each_batch : heads_of_slice;
+    heads_of_slice = is_halved ? (n + 1) / 2 * unit_of_slice() : heads_of_slice;
     return is_halved;
   }
   constexpr void run_as_one_slice() {
     first_head_of_slice = 0;
     heads_of_slice = int(n_heads_of_keys());
   }
+  // Slices have multiples of as many heads.
+  constexpr int unit_of_slice() const {
+    return slices_are_problems ? k_sequences.tensor_batches(batch) : 1;
+  }
   constexpr HeadSlices slices(int n_ctas, int64_t n_tiles) const {
     return {.n_heads = n_heads_of_keys(),
-            .unit = slices_are_problems ? k_sequences.tensor_batches(batch) : 1,
+            .unit = unit_of_slice(),
             .n_tiles = n_tiles,
             .n_ctas = n_ctas};
   }
@@ -161,15 +164,30 @@ struct BackwardParams : AttentionGradients {
   }
   // That run side by side.
   constexpr int n_slices_at_a_time() const { return runs_two_slices ? 2 : 1; }
+  // With the workspace of the i-th: where two run side by side, every other one's lies behind that of the one before.
+  constexpr BackwardParams with_workspace_of(int i) const {
+    BackwardParams params = *this;
+    if (runs_two_slices && i % 2 == 1) {
+      int64_t const rows = n_slice_rows();
+      params.dq_sum += rows * columns;
+      params.lse2 += rows;
+      params.minus_delta += rows;
+      params.turns += deterministic ? rows * columns / kSumsOfTurn : 0;
+      params.dkv_sum += 2 * int64_t(n_key_rows()) * columns;
+      params.order_of_keys += sorts_key_blocks() ? n_key_blocks() : 0;
+    }
+    return params;
+  }
   // The i-th of them.
   constexpr BackwardParams slice(int i) const {
     if (slices_are_problems) {
       return n_slices() > 1 ? problem_of_slice(i) : *this;
     }
-    BackwardParams params = *this;
+    BackwardParams params = with_workspace_of(i);
     params.first_head_of_slice = i * heads_of_slice;
     params.heads_of_slice =
         smaller(heads_of_slice, int(n_heads_of_keys()) - params.first_head_of_slice);
+    params.runs_two_slices = false;
     int64_t const rows = int64_t(params.first_head_of_slice) * group() * padded_q;
     params.lse2 -= rows;
     params.minus_delta -= rows;
@@ -187,7 +205,7 @@ struct BackwardParams : AttentionGradients {
     int const heads_of_batch = heads_of_slice / k_sequences.tensor_batches(batch);
     int const first = i * heads_of_batch;  // of K and V, of each batch
     int64_t const first_q = int64_t(first) * group();
-    BackwardParams params = *this;
+    BackwardParams params = with_workspace_of(i);
     params.heads_kv = smaller(heads_of_batch, heads_kv - first);
     params.heads = params.heads_kv * group();
     params.run_as_one_slice();
@@ -208,21 +226,8 @@ struct BackwardParams : AttentionGradients {
                           numbers.is_fp32 ? sizeof(float) : kBytesOfElement);
     }
     params.runs_two_slices = false;
-    if (runs_two_slices && i % 2 == 1) {
-      params.take_second_workspace(*this);
-    }
     return params;
   }
-  // What lies behind the workspace of a slice. all: the problem that has slices.
-  constexpr void take_second_workspace(BackwardParams const& all) {
-    int64_t const rows = all.n_slice_rows();
-    dq_sum += rows * columns;
-    lse2 += rows;
-    minus_delta += rows;
-    turns += deterministic ? rows * columns / kSumsOfTurn : 0;
-    order_of_keys += sorts_key_blocks() ? n_key_blocks() : 0;
-  }
-
   // The rows of the workspace that a slice has, and how many come before them.
   PYFLASH_HOST_DEVICE constexpr int64_t n_slice_rows() const {
     return int64_t(heads_of_slice) * group() * padded_q;

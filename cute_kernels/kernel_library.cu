@@ -131,38 +131,12 @@ int run_phases(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Par
   return cudaSuccess;
 }
 
-// Calls run(params, stream) for each slice of a problem, two slices after one another side by side.
-template <class Params, class Run>
-int run_slices_in_two_streams(Params const& params, void* stream, Run const& run) {
-  auto const first = static_cast<cudaStream_t>(stream);
-  SecondStream* beside = nullptr;
-  cudaStream_t second = first;
-  cudaError_t error = SecondStream::of_this_thread(beside);
-  if (error == cudaSuccess) {
-    error = beside->begin(first, second);
-  }
-  if (error != cudaSuccess) {
-    return error;
-  }
-  int i = 0;
-  int const failed = run_slices(
-      params, [&](Params const& slice) { return run(slice, i++ % 2 == 0 ? first : second); });
-  error = beside->end(first, second);
-  return failed != cudaSuccess ? failed : int(error);
-}
-
 template <class Op>
 int run(void const* kernel, ConfigMapRow<Op> const& row, typename Op::Params const& params,
         void* stream) {
-  auto const run_one = [&](typename Op::Params const& slice, void* of) {
+  return run_slices_in_streams(params, stream, [&](auto const& slice, void* of) {
     return run_phases<Op>(kernel, row, slice, of);
-  };
-  if constexpr (requires { params.n_slices_at_a_time(); }) {
-    if (params.n_slices_at_a_time() > 1) {
-      return run_slices_in_two_streams(params, stream, run_one);
-    }
-  }
-  return run_slices(params, [&](auto const& slice) { return run_one(slice, stream); });
+  });
 }
 
 template <class Op>

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cute_kernels/op.h"
+
 namespace pyflash {
 
 // While it lives, this thread may create, allocate and free though another one captures a graph.
@@ -92,5 +94,30 @@ class SecondStream {
   cudaEvent_t begun_ = nullptr;
   cudaEvent_t ended_ = nullptr;
 };
+
+// Calls run(params, stream) for each slice of a problem, in turns in two streams where two slices may run side by side. Returns its
+// first error.
+template <class Params, class Run>
+int run_slices_in_streams(Params const& params, void* stream, Run const& run) {
+  auto const first = static_cast<cudaStream_t>(stream);
+  cudaStream_t second = first;
+  SecondStream* beside = nullptr;
+  if constexpr (requires { params.n_slices_at_a_time(); }) {
+    if (params.n_slices_at_a_time() > 1) {
+      cudaError_t error = SecondStream::of_this_thread(beside);
+      if (error == cudaSuccess) {
+        error = beside->begin(first, second);
+      }
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
+  }
+  int i = 0;
+  int const failed = run_slices(
+      params, [&](Params const& slice) { return run(slice, i++ % 2 == 0 ? first : second); });
+  cudaError_t const ended = beside != nullptr ? beside->end(first, second) : cudaSuccess;
+  return failed != cudaSuccess ? failed : int(ended);
+}
 
 }  // namespace pyflash

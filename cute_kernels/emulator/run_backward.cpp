@@ -110,10 +110,10 @@ class BackwardRun final : public Run {
                    {params.q_sequences.tensor_rows(), 1}},
                   Role::kInput);
     };
-    // NOTE: a slice that is a problem has memory of its own in the workspace; rows of another are numbered through all heads.
+    BackwardParams const with_workspace = params_.with_workspace_of(slice);
     auto const workspace = [&](float* BackwardParams::* pointer, char const* name, size_t buffer,
                                Role role) {
-      int64_t const before = params_.slices_are_problems ? of_slice.*pointer - params_.*pointer : 0;
+      int64_t const before = with_workspace.*pointer - params_.*pointer;
       params.*pointer += before;
       mapping.map(name, params.*pointer, 4, {{in_use[buffer].n_elements, 1}}, role);
       params.*pointer -= before;

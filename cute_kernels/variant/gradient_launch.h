@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cute_kernels/second_stream.h"
 #include "cute_kernels/variant/gradient_problem.h"
 #include "cute_kernels/variant/launch.h"
 #include "cute_kernels/variant/query_lists.h"
@@ -32,7 +33,8 @@ cudaError_t make_query_lists(Making const& making, BlockLists& lists,
 // The ints of the order of tiles, where there is one.
 template <class Variant>
 int64_t order_size(BackwardParams const& params, ListedProblem const& listed, bool takes_order) {
-  return kSortsTiles<Variant> && takes_order && query_lists_size<Variant>(params, listed) > 0
+  return KeyTileSort::kSorts<Variant> && takes_order &&
+                 query_lists_size<Variant>(params, listed) > 0
              ? KeyTileSort{query_lists<Variant>(listed)}.size()
              : 0;
 }
@@ -61,13 +63,14 @@ int run_gradients(GradientRow const& row, size_t i, BackwardParams const& params
   if (error != cudaSuccess) {
     return error;
   }
-  return run_slices(params, [&](BackwardParams const& slice) -> int {
-    if (int const failed = preprocess_backward(slice, kConfig.dtype, stream)) {
+  return run_slices_in_streams(params, stream, [&](BackwardParams const& slice, void* of) -> int {
+    if (int const failed = preprocess_backward(slice, kConfig.dtype, of)) {
       return failed;
     }
-    cudaError_t const launched = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row,
-                                                         slice, captured, made, on);
-    return launched != cudaSuccess ? launched : postprocess_backward(slice, kConfig.dtype, stream);
+    cudaError_t const launched =
+        launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, slice, captured, made,
+                                static_cast<cudaStream_t>(of));
+    return launched != cudaSuccess ? launched : postprocess_backward(slice, kConfig.dtype, of);
   });
 }
 

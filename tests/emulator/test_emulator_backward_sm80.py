@@ -165,21 +165,24 @@ def test_ctas_divide_the_heads_of_a_group(planted_libraries, case):
 
 
 # With CTAs that run at a time, slices of heads: whether dQ is summed in one order, and the heads of
-# K and V of the first slice, of 64 keys a tile.
+# K and V of the first slice, of 64 keys a tile. Where that number would be even, slices are halves,
+# of which two run side by side.
 SLICES = {
-    "across sequences": (Shape(2, 3, 3, 97, 130), 3, False, 2),
-    "fewer heads in the last": (Shape(1, 5, 5, 70, 130, 8, {"causal": True}), 3, False, 2),
+    "across sequences": (Shape(2, 3, 3, 97, 130), 3, False, 1),
+    "of three heads": (Shape(2, 4, 4, 97, 130), 5, False, 3),
+    "fewer heads in the last": (Shape(1, 5, 5, 70, 130, 8, {"causal": True}), 6, False, 2),
     "groups": (Shape(2, 6, 3, 70, 130), 6, False, 2),
     "divided groups": (Shape(1, 12, 6, 70, 130, options={"causal": True}), 6, False, 2),
-    "in order": (Shape(2, 6, 3, 97, 130, options={"causal": True}), 3, True, 2),
+    "in order": (Shape(2, 6, 3, 97, 130, options={"causal": True}), 3, True, 1),
+    "of three heads, in order": (Shape(2, 8, 4, 97, 130), 5, True, 3),
     "softcap": (Shape(3, 1, 1, 97, 130, options={"softcap": 1.5}), 1, False, 1),
     "slopes": (
         Shape(2, 2, 2, 97, 130, options={"alibi_slopes": torch.tensor([[0.1, 0.5], [0.2, 0.9]])}),
         1, False, 1,
     ),
-    "packed": (Packed(4, 4, (70, 20), (60, 70)), 4, False, 2),
+    "packed": (Packed(4, 4, (70, 20), (60, 70)), 4, False, 1),
     "packed groups": (
-        Packed(6, 3, (70, 1, 33), (50, 40, 33), options={"causal": True}), 5, True, 2,
+        Packed(6, 3, (70, 1, 33), (50, 40, 33), options={"causal": True}), 5, True, 1,
     ),
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Gradients of the SM80 family where the sums of all heads would take more memory than they may:
-slices of heads run one after another in the same memory."""
+slices of heads run one after another in the same memory, or two at a time in two streams, each in
+memory of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.gpu_kernels import forbid_borrowed, sm80_backward_configs, with_workspace
+from support.graphs import captured
 from support.problems import new_memory_is_nan
 from torch import Tensor
 
@@ -220,13 +222,13 @@ def test_bytes_of_the_workspace(name, in_order):
 
 def bytes_of_two_tiles_a_cta(sizes: Sizes, B_c: int, in_order: bool) -> int:
     """The sums of as many heads of K as have two tiles for each of 132 CTAs, if CTAs may divide the
-    heads of a group, or of one."""
+    heads of a group, or of two."""
     padded, n_blocks = -(-sizes.seqlen_q // 64) * 64, -(-sizes.seqlen_k // B_c)
     if sizes.lengths:
         total, n = sum(sizes.lengths), len(sizes.lengths)
         padded, n_blocks = total + 64 * n, total // B_c + n
     group = sizes.heads // sizes.heads_kv
-    n_heads = max(264 // (1 if in_order else group) // n_blocks, 1)
+    n_heads = max(264 // (1 if in_order else group) // n_blocks, 2)  # two of one head side by side
     rows = group * padded + (0 if in_order else 2 * n_blocks * B_c)
     return 4 * sizes.d_head * n_heads * rows
 
@@ -242,6 +244,33 @@ def variant_config() -> str:
     features = ["plain", "deterministic"]
     library.load(build_with_variants(variants, [config], archs, features))
     return config.canonical().short_form()
+
+
+@pytest.mark.parametrize("name", ["pairs", "long", "packed"])
+def test_slices_come_behind_what_is_before_and_before_what_is_behind(name):
+    """Tensors are written just before a call, or the replay of its graph, and its gradients are
+    read just behind it."""
+    call = make(SIZES.get(name) or LONG[name], "full")
+    config = configs_for(SIZES.get(name) or LONG[name], "full")[0]
+    results = call.forward()
+    gradients = partial(call.gradients, config, results)
+    expected = [x.clone() for x in gradients()]
+    graph, of_graph = captured(gradients)
+    tensors = (call.q, call.k, call.v, call.grad_out)
+    kept = [x.clone() for x in tensors]
+    for i in range(6):
+        for x in tensors:
+            x.zero_()
+        torch.cuda._sleep(2_000_000)
+        for x, y in zip(tensors, kept, strict=True):
+            x.copy_(y)
+        if i % 2:
+            graph.replay()
+        found = of_graph if i % 2 else gradients()
+        copies = [x.clone() for x in found]
+        for x in found:
+            x.zero_()
+        assert all(torch.equal(a, b) for a, b in zip(copies, expected, strict=True))
 
 
 # Numbers of sequences and heads decide scores and a mask, and one is captured with a gradient.

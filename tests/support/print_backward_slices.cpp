@@ -1,8 +1,9 @@
 // Slices of an SM80 backward. A line of input is a problem:
 //   d_head B_r B_c seqlen_q seqlen_k batch heads heads_kv packed deterministic causal
 // where packed sequences of these lengths follow one another. A line of output has the blocks of keys of a head, the CTAs that
-// divide the query heads of a group, the bytes of all sums, and of each slice: first head, heads, bytes of its sums, bytes of the
-// workspace, and whether each part of it begins with the slice's first row.
+// divide the query heads of a group, the bytes of all sums, those of the workspace, and of each slice: first head, heads, bytes of its
+// sums, bytes of its workspace, and whether each part of it begins with the slice's first row, behind that of the slice that runs
+// beside it.
 #include <iostream>
 
 #include "cute_kernels/backward.h"
@@ -25,6 +26,8 @@ int64_t bytes_of_workspace(BackwardParams const& params) {
   return n;
 }
 
+float* place(size_t part) { return reinterpret_cast<float*>(int64_t(part + 1) << 44); }
+
 }  // namespace
 
 int main() {
@@ -43,27 +46,32 @@ int main() {
     params.mask = causal ? Mask{.window_right = 0} : Mask{};
     params.set_shape(tile_shape(config));
     // As allocated. NOTE: addresses are compared, not used.
-    auto const place = [](int i) { return reinterpret_cast<float*>(int64_t(i + 1) << 44); };
-    params.dq_sum = place(0);
-    params.lse2 = place(1);
-    params.minus_delta = place(2);
-    params.turns = place(3);
-    params.dkv_sum = place(4);
+    auto const whole = Backward::workspace(params);
+    for (size_t part = 0; part < whole.size(); ++part) {
+      params.*whole[part].pointer = place(part);
+    }
     std::cout << params.n_key_blocks() << ' ' << params.ctas_of_group << ' '
               << 4 * params.columns *
                      (params.n_workspace_rows() +
                       (params.ctas_of_group > 1
                            ? 2 * params.n_heads_of_keys() * int64_t(params.padded_k)
-                           : 0));
+                           : 0))
+              << ' ' << bytes_of_workspace(params);
     for (int i = 0; i < params.n_slices(); ++i) {
       BackwardParams const slice = params.slice(i);
       int const row = slice.first_slice_row();
-      bool begin = slice.sums_of(row) == place(0) && slice.lse2 + row == place(1) &&
-                   slice.minus_delta + row == place(2);
+      auto const begins = [&](size_t part, float const* first) {
+        int64_t const n = whole[part].n_elements;
+        return first == place(part) + (params.runs_two_slices && i % 2 == 1 ? n / 2 : 0);
+      };
+      bool begin = begins(0, slice.sums_of(row)) && begins(1, slice.lse2 + row) &&
+                   begins(2, slice.minus_delta + row);
       begin = begin && (!slice.deterministic ||
-                        slice.turns + int64_t(row) * slice.columns / kSumsOfTurn == place(3));
-      begin = begin && (slice.ctas_of_group == 1 ||
-                        slice.dkv_sum + int64_t(slice.first_key_row()) * slice.columns == place(4));
+                        begins(3, slice.turns + int64_t(row) * slice.columns / kSumsOfTurn));
+      begin = begin &&
+              (slice.ctas_of_group == 1 ||
+               begins(4, slice.dkv_sum + int64_t(slice.first_key_row()) * slice.columns)) &&
+              begins(6, slice.order_of_keys);
       int const tiles = int(sm80::backward::n_ctas(config, slice));
       begin = begin && tiles == slice.n_key_blocks() * slice.heads_of_slice * slice.ctas_of_group;
       std::cout << ' ' << slice.first_head_of_slice << ' ' << slice.heads_of_slice << ' '

@@ -87,7 +87,7 @@ struct TileSchedule {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
   CUTE_DEVICE bool is_listed() const {
-    return (kFeatures.listed_tiles || variant::kSortsTiles<Variant>) &&
+    return (kFeatures.listed_tiles || variant::TileSort::kSorts<Variant>) &&
            params.order.list != nullptr;
   }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
