@@ -109,6 +109,22 @@ def test_packed_sequences_are_their_own(family, name):
     expect(*packed, *starts, variant=name, tensors=tensors).check(*found)
 
 
+def test_tiles_that_are_long_by_place_are_dealt_out_to_all_ctas():
+    """The first tile of queries of each head has all keys. Sections of two heads, which are two
+    rounds of CTAs, would all give those tiles to the same two of four."""
+    at = Problem(512, 512, 8, 2)
+    text = "m(reach: i32): s where (q < 128) | (abs(q - k) <= reach)"
+    *_, report = pyflash.emulate(
+        *make(at), CONFIGS["sm90"], variant=text, tensors={"reach": 5}, resident_ctas=4
+    )
+    report.check()
+    counts = report.counts
+    # Columns of WGMMAs, of 64 rows and a depth of 16.
+    of_all = (counts.wgmma_flops_ss + counts.wgmma_flops_rs) / (2 * 64 * 16)
+    of_first = sum(event.a for event in report.timeline if event.kind == "mma")
+    assert 0.9 < of_first / (of_all / 4) < 1.1
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_a_mask_hides_is_not_read(family):
     """A NaN in a hidden key, and in V of hidden blocks, reaches no row."""

@@ -98,12 +98,24 @@ struct TileSchedule {
                        : device::grid_size();
   }
 
+  // Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. With two rounds to a
+  // section the same CTAs would get them in each: so others do, as many further on as the section has heads.
+  static constexpr bool kTurns = Variant::kHasMask && !variant::TileSort::kSorts<Variant>;
+  CUTE_DEVICE int turned(int cta, int n_ctas) const {
+    // NOTE: unsigned, where it may wrap around: any number turns all CTAs alike.
+    unsigned const turn = unsigned(round / 2) * unsigned(params.order.section);
+    return is_listed() ? cta : int((cta + turn % n_ctas) % n_ctas);
+  }
+
   CUTE_DEVICE int index_of_round() const {
-    int const cta = device::block_idx();
+    int cta = device::block_idx();
     if (has_rounds()) {
       int const n_ctas = this->n_ctas();
       if (kFeatures.listed_tiles && cta >= n_ctas) {
         return n_tiles();
+      }
+      if constexpr (kTurns) {
+        cta = turned(cta, n_ctas);
       }
       return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
     }
