@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cute_kernels/sm90/forward/kernel.h"
+#include "cute_kernels/sm90/forward/tile_places.h"
 #include "cute_kernels/variant/kernel_params.h"
 #include "cute_kernels/variant/makers.cuh"
 
@@ -25,7 +26,8 @@ void const* variant_kernel() {
 
 template <class Variant>
 variant::Makers variant_makers() {
-  return variant::makers<Variant, variant::TileSort, /*kSorts=*/true, /*kBits=*/true>();
+  return variant::makers<Variant, variant::TileSort, /*kSorts=*/true, /*kBits=*/true,
+                         variant::OrderChoice<sm90::TilePlaces>>();
 }
 
 }  // namespace pyflash
