@@ -81,7 +81,7 @@ struct OrderChoice {
   static constexpr int kTurns = 31;
   static constexpr int kOrders = kTurns + 1;  // the last is the sorted one
   static constexpr int kMostRounds = 128;     // of more of them lengths even out
-  static constexpr int kPercent = 115;  // of the sorted order's blocks: more of them are too many
+  static constexpr int kPercent = 105;  // of the sorted order's blocks: more of them are too many
 
   Places places;
   TileSort sort;
