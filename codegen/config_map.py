@@ -80,7 +80,7 @@ RegisteredKernels const registered(code, kernels, {{
 extern void const* const kernels_of_{stem}[] = {{{kernels}}};
 """
 # Members of `variant::Makers` in their order, each of which begins the names of its kernels.
-MAKERS = ("prepare", "judge", "list", "sort", "choose")
+MAKERS = ("prepare", "judge", "list", "sort")
 
 
 class Row(NamedTuple):

@@ -16,22 +16,6 @@ namespace pyflash::emulator {
 
 using variant::kIsVariant;
 
-// What a kernel of a CTA does on a GPU.
-template <class Choice>
-void choose_order(Choice const& choice, int* list) {
-  std::vector<int> lengths(choice.sort.group_size());
-  int most[Choice::kOrders] = {};
-  if (choice.counts()) {
-    for (size_t tile = 0; tile < lengths.size(); ++tile) {
-      lengths[tile] = choice.sort.length(0, int(tile));
-    }
-    for (int order = 0; order < Choice::kOrders; ++order) {
-      most[order] = choice.most_blocks(order, lengths.data(), list, 0, 1);
-    }
-  }
-  choice.write(list, most);
-}
-
 template <class Base, class Variant>
 struct VariantLaunch {
   variant::ParamsOf<Base, Variant> params{};
@@ -44,10 +28,9 @@ struct VariantLaunch {
   VariantLaunch() = default;
   explicit VariantLaunch(Base const& base) { static_cast<Base&>(params) = base; }
 
-  // For op forward. choose: chooses between the sorted tiles of a list and their places.
-  template <class Choose>
-  void capture(variant::Arguments const& captured, variant::ListedProblem problem, bool takes_order,
-               Choose const& choose) {
+  // For op forward.
+  void capture(variant::Arguments const& captured, variant::ListedProblem problem,
+               bool takes_order) {
     if constexpr (kIsVariant<Variant>) {
       prepare(captured, problem);
       if constexpr (Variant::kHasMask) {
@@ -64,11 +47,7 @@ struct VariantLaunch {
                                        variant::OneLane{}, HostLoader{});
         }
         if (variant::TileSort::kSorts<Variant> && takes_order) {
-          variant::TileSort const tiles{params.lists, problem.batch};
-          sort(tiles);
-          if (!order.empty()) {
-            choose(tiles, reinterpret_cast<int*>(order.data()));
-          }
+          sort(variant::TileSort{params.lists, problem.batch});
         }
       }
     }

@@ -156,8 +156,8 @@ inline MadeBefore made_before(ListedProblem const& problem, bool takes_order, bo
                   heads, n_queries, B_c, group, warpgroups, is_judged, takes_order, walks_lists}};
 }
 
-// Runs a config's kernel with a variant. Overloads of the family launch it, say whether it takes an order of tiles and how much
-// shared memory, and choose between that order and the tiles' places.
+// Runs a config's kernel with a variant. Overloads of the family launch it, and say whether it takes an order of tiles and how much
+// shared memory.
 template <auto kConfig, class Variant, Makers const& kMakers>
 int run(VariantRow const& row, size_t i, Forward::Params const& params, Arguments const& arguments,
         int* memory, bool is_made, void* stream) {
@@ -175,12 +175,8 @@ int run(VariantRow const& row, size_t i, Forward::Params const& params, Argument
     error = make_lists<Variant>(making, made, captured, problem, sizes, memory, bits);
   }
   if (error == cudaSuccess && sizes.order > 0) {
-    TileSort const sort{made.lists, problem.batch};
-    int* const list = memory + sizes.spans + sizes.lists;
-    error = make_order(making, made.order_of_tiles, sort, list);
-    if (error == cudaSuccess && !is_made && made.order_of_tiles != nullptr) {
-      error = choose_order(making, sort, list, kConfig, row.row, params);
-    }
+    error = make_order(making, made.order_of_tiles, TileSort{made.lists, problem.batch},
+                       memory + sizes.spans + sizes.lists);
   }
   if (error == cudaSuccess) {
     error = launch_variant<Variant>(row.row.kernels.data[i], kConfig, row.row, params, captured,

@@ -203,29 +203,8 @@ __global__ void sort_tiles(Sort const sort, int* const list) {
   }
 }
 
-// A warp counts the blocks of an order.
-template <class Choice>
-__global__ void choose_order(Choice const choice, int* const list) {
-  static_assert(kChoosingThreads == 32 * Choice::kOrders);
-  __shared__ int lengths[kMostSortedTiles];
-  __shared__ int most[Choice::kOrders];
-  int const order = threadIdx.x / 32;
-  if (choice.counts()) {
-    for (int tile = threadIdx.x; tile < choice.sort.group_size(); tile += kChoosingThreads) {
-      lengths[tile] = choice.sort.length(0, tile);
-    }
-    __syncthreads();  // the lengths are visible
-    int const blocks = choice.most_blocks(order, lengths, list, threadIdx.x % 32, 32);
-    most[order] = __reduce_max_sync(0xffffffff, blocks);
-  }
-  __syncthreads();  // all are counted
-  if (threadIdx.x == 0) {
-    choice.write(list, most);
-  }
-}
-
-// kSorts: the family takes tiles in an order, which Sort makes. kBits: it takes masks as bits. Choice: between orders, if it does.
-template <class Variant, class Sort, bool kSorts, bool kBits = false, class Choice = void>
+// kSorts: the family takes tiles in an order, which Sort makes. kBits: it takes masks as bits.
+template <class Variant, class Sort, bool kSorts, bool kBits = false>
 Makers makers() {
   Makers makers{};
   if constexpr (Variant::kPrepared > 0) {
@@ -241,11 +220,6 @@ Makers makers() {
   }
   if constexpr (kSorts && Sort::template kSorts<Variant>) {
     makers.sort = reinterpret_cast<void const*>(sort_tiles<Sort, kSortThreads>);
-  }
-  if constexpr (!std::is_void_v<Choice>) {
-    if constexpr (Choice::template kChooses<Variant>) {
-      makers.choose = reinterpret_cast<void const*>(choose_order<Choice>);
-    }
   }
   return makers;
 }

@@ -9,7 +9,6 @@ struct Makers {
   void const* judge;    // the bits of a mask, and what is shown of blocks
   void const* list;     // the lists of blocks
   void const* sort;     // the order of tiles
-  void const* choose;   // between that one and their places
 };
 
 // Warps that write a list, at most.
@@ -17,7 +16,5 @@ inline constexpr int kMostWarpsOfList = 8;
 // Threads of a CTA that sorts tiles, and of one that judges blocks.
 inline constexpr int kSortThreads = 256;
 inline constexpr int kJudgingThreads = 256;
-// And of the one that chooses an order: a warp for each.
-inline constexpr int kChoosingThreads = 1024;
 
 }  // namespace pyflash::variant

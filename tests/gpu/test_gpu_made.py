@@ -29,9 +29,7 @@ OF_FLOATS = "of_floats(c: f32): s where f32(k) <= f32(q) * c"
 DOCUMENTS = parse("documents(doc: i32[2]): s where doc[b, q] == doc[b, k]")
 BOOLS = parse("bools(m: bool[2]): s where m[q, k]")
 TABLE = parse("table(t: f32[1]): s + t[abs(k - q) % 16]")
-MAKER = re.compile(
-    r"variant::(prepare|judge_blocks|list_blocks|list_query_blocks|sort_tiles|choose_order)<"
-)
+MAKER = re.compile(r"variant::(prepare|judge_blocks|list_blocks|list_query_blocks|sort_tiles)<")
 DEFAULT = 256 << 20
 
 

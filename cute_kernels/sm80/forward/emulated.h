@@ -36,8 +36,7 @@ void run_thread(void const* params) {
 template <FlashForwardKernelConfig kConfig, class Variant>
 Launch launch_sm80(ListedForwardParams const& params, variant::Arguments const& captured, int) {
   auto launch = std::make_shared<VariantLaunch<ListedForwardParams, Variant>>(params);
-  launch->capture(captured, listed_problem(kConfig, params), takes_order(kConfig, params),
-                  [](auto&&...) {});
+  launch->capture(captured, listed_problem(kConfig, params), takes_order(kConfig, params));
   std::shared_ptr<void const> const given(launch, &launch->params);
   return {.n_ctas = sm80::n_ctas(params, kConfig.B_r), .params = given, .error = nullptr};
 }

@@ -22,11 +22,4 @@ cudaError_t launch_variant(void const* kernel, FlashForwardKernelConfig const& c
   return launch_with_params(kernel, config, row, params, &given, stream);
 }
 
-// Tiles start in the order of their numbers.
-inline cudaError_t choose_order(variant::Making const&, variant::TileSort const&, int*,
-                                FlashForwardKernelConfig const&, ConfigMapRow<Forward> const&,
-                                Forward::Params const&) {
-  return cudaSuccess;
-}
-
 }  // namespace pyflash

@@ -49,13 +49,7 @@ Launch launch_sm90(ListedForwardParams const& params, variant::Arguments const& 
             .params = nullptr,
             .error = "the driver would encode no tensor map of q, k or v"};
   }
-  launch->capture(captured, listed_problem(kConfig, params), takes_order(kConfig, params),
-                  [&](variant::TileSort const& sort, int* list) {
-                    using Choice = variant::OrderChoice<sm90::TilePlaces>;
-                    if constexpr (Choice::kChooses<Variant>) {
-                      choose_order(Choice{places_of(plan, kConfig, params), sort}, list);
-                    }
-                  });
+  launch->capture(captured, listed_problem(kConfig, params), takes_order(kConfig, params));
   if constexpr (kIsVariant<Variant>) {
     set_variant_order(plan, kConfig, params, launch->params.order_of_tiles);
   }

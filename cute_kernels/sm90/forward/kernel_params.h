@@ -1,8 +1,6 @@
 // What a launch hands to the kernel: tensor maps, the problem, the order of its tiles.
 #pragma once
 
-#include <cstdlib>
-
 #include <cuda.h>
 
 #include "cute_kernels/common/divisor.h"
@@ -18,10 +16,10 @@ namespace pyflash::sm90 {
 // the tiles of a section of heads, whose K and V have room in L2 together, go from the last Q block to the first.
 struct TileOrder {
   int n_tiles;
-  int section;          // heads, batches and splits in a section; the last may have more or fewer
-  int last_section;     // the number of the last section
-  int longest;          // the M block with the most keys, 0 or the last: the first one under a mask
-  Divisor by_m_blocks;  // NOTE: by heads and splits, where a variant's tiles are sorted
+  int section;       // heads, batches and splits in a section; the last may have more or fewer
+  int last_section;  // the number of the last section
+  int longest;       // the M block with the most keys, 0 or the last: the first one under a mask
+  Divisor by_m_blocks;
   Divisor by_splits;
   Divisor by_heads;
   Divisor by_section_tiles;  // of a section
@@ -32,20 +30,6 @@ struct TileOrder {
   // Where tiles are listed, sections are of heads and splits, in each of which the listed tiles follow each other.
   int const* list;  // common/tile_list.h; nullptr: there is none
   int n_rest;       // heads and splits of a listed tile
-
-  // The M block of a tile by its number under a mask, and its head, batch and split.
-  PYFLASH_HOST_DEVICE void by_places(int& m_block, int& rest, int index) const {
-    int const section = smaller(by_section_tiles.div(index), last_section);
-    int const in_section = index - section * by_section_tiles.divisor;
-    int from_longest;
-    if (section == last_section) {
-      by_last_section(from_longest, rest, in_section);
-    } else {
-      by_section(from_longest, rest, in_section);
-    }
-    m_block = abs(longest - from_longest);
-    rest += section * this->section;
-  }
 };
 
 // Where each CTA has an equal share of the keys.

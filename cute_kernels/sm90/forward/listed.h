@@ -3,7 +3,6 @@
 
 #include "cute_kernels/forward.h"
 #include "cute_kernels/sm90/forward/plan.h"
-#include "cute_kernels/sm90/forward/tile_places.h"
 #include "cute_kernels/variant/block_lists.h"
 
 namespace pyflash {
@@ -26,26 +25,12 @@ inline variant::ListedProblem listed_problem(FlashForwardSm90Config const& confi
 inline bool takes_order(FlashForwardSm90Config const&, ListedForwardParams const& problem) {
   return !problem.has_tile_list() && !problem.has_shares();
 }
-// Heads and splits of a sequence's tiles.
-inline int rest_of_sequence(FlashForwardSm90Config const& config,
-                            ListedForwardParams const& problem) {
-  return problem.heads / sm90::rows_per_query(config, problem) *
-         (problem.num_splits / problem.cluster);
-}
-// What the plan of a variant's kernel has for tiles that are sorted.
 inline void set_variant_order(sm90::Plan& plan, FlashForwardSm90Config const& config,
                               ListedForwardParams const& problem, int const* order) {
   if (order != nullptr && plan.n_ctas > 0) {
-    plan.params.order.by_m_blocks = Divisor(rest_of_sequence(config, problem));
+    sm90::set_listed_order(plan.params, config, problem, plan.n_ctas);
+    plan.params.order.list = order;
   }
-}
-inline sm90::TilePlaces places_of(sm90::Plan const& plan, FlashForwardSm90Config const& config,
-                                  ListedForwardParams const& problem) {
-  bool const has_rounds = config.persistent && problem.cluster == 1;
-  return {.order = plan.params.order,
-          .n_ctas = has_rounds ? int(plan.n_ctas) : 0,
-          .n_tiles = plan.params.order.n_tiles,
-          .rest_of_sequence = rest_of_sequence(config, problem)};
 }
 
 }  // namespace pyflash

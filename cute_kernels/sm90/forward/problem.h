@@ -53,9 +53,6 @@ template <class Traits, ForwardFeatures kFeatures, class Variant = NoVariant>
 struct TileSchedule {
   ParamsWith<Variant> const& params;
   int round = 0;
-  // Of a mask's tiles that go by their places (variant/tile_order.h).
-  int turn = 0;
-  static constexpr int kSorted = -1;  // they are listed instead
 
   CUTE_DEVICE TileSchedule(ParamsWith<Variant> const& params, CtaShare const&) : params(params) {}
 
@@ -71,13 +68,6 @@ struct TileSchedule {
   }
 
   CUTE_DEVICE Tile next() {
-    if constexpr (Variant::kHasMask) {
-      // NOTE: once, since every tile would wait for it, and not before what is made is there.
-      if (round == 0 && params.order_of_tiles != nullptr) {
-        turn = device::load(params.order_of_tiles) > 0 ? kSorted
-                                                       : device::load(params.order_of_tiles + 1);
-      }
-    }
     while (round == 0 || has_rounds()) {
       int const index = index_of_round();
       if (index >= n_tiles()) {
@@ -96,29 +86,36 @@ struct TileSchedule {
   CUTE_DEVICE bool in_cluster() const {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
-  // All tiles, sorted.
-  CUTE_DEVICE bool is_sorted() const { return Variant::kHasMask && turn == kSorted; }
   CUTE_DEVICE bool is_listed() const {
-    return is_sorted() || (kFeatures.listed_tiles && params.order.list != nullptr);
+    return (kFeatures.listed_tiles || variant::TileSort::kSorts<Variant>) &&
+           params.order.list != nullptr;
   }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
 
   // Those that take tiles.
   CUTE_DEVICE int n_ctas() const {
-    return is_listed() && !is_sorted()
-               ? min(device::load(params.order.list + 1), device::grid_size())
-               : device::grid_size();
+    return is_listed() ? min(device::load(params.order.list + 1), device::grid_size())
+                       : device::grid_size();
+  }
+
+  // Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. With two rounds to a
+  // section the same CTAs would get them in each: so others do, as many further on as the section has heads.
+  static constexpr bool kTurns = Variant::kHasMask && !variant::TileSort::kSorts<Variant>;
+  CUTE_DEVICE int turned(int cta, int n_ctas) const {
+    // NOTE: unsigned, where it may wrap around: any number turns all CTAs alike.
+    unsigned const turn = unsigned(round / 2) * unsigned(params.order.section);
+    return is_listed() ? cta : int((cta + turn % n_ctas) % n_ctas);
   }
 
   CUTE_DEVICE int index_of_round() const {
-    int const cta = device::block_idx();
+    int cta = device::block_idx();
     if (has_rounds()) {
       int const n_ctas = this->n_ctas();
       if (kFeatures.listed_tiles && cta >= n_ctas) {
         return n_tiles();
       }
-      if constexpr (Variant::kHasMask) {
-        return variant::tile_of_round(round, cta, n_ctas, max(turn, 0));
+      if constexpr (kTurns) {
+        cta = turned(cta, n_ctas);
       }
       return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
     }
@@ -126,25 +123,19 @@ struct TileSchedule {
   }
 
   CUTE_DEVICE int n_tiles() const {
-    return is_listed() && !is_sorted() ? device::load(params.order.list) * params.order.n_rest
-                                       : params.order.n_tiles;
+    return is_listed() ? device::load(params.order.list) * params.order.n_rest
+                       : params.order.n_tiles;
   }
 
   // The listed tile that an index means, among all in a section of heads and splits; `rest` becomes its head and split.
   CUTE_DEVICE ListedTile listed(int& rest, int index) const {
     TileOrder const& order = params.order;
-    int place;
-    if constexpr (Variant::kHasMask) {
-      if (!kFeatures.listed_tiles || is_sorted()) {
-        order.by_m_blocks(place, rest, index);
-        return device::load(reinterpret_cast<ListedTile const*>(params.order_of_tiles) + 1 + place);
-      }
-    }
     int const per_section = device::load(order.list) * order.section;
     int section = 0;
     for (; section < order.last_section && index >= per_section; ++section) {
       index -= per_section;
     }
+    int place;
     if (section == order.last_section) {
       order.by_last_section(place, rest, index);
     } else {
@@ -165,7 +156,16 @@ struct TileSchedule {
       m_block = tile.m_block;
       sequence = tile.sequence;
     } else if constexpr (kFeatures.right_window || Variant::kHasMask) {
-      order.by_places(m_block, rest, index);
+      int const section = min(order.by_section_tiles.div(index), order.last_section);
+      int const in_section = index - section * order.by_section_tiles.divisor;
+      int from_longest;
+      if (section == order.last_section) {
+        order.by_last_section(from_longest, rest, in_section);
+      } else {
+        order.by_section(from_longest, rest, in_section);
+      }
+      m_block = abs(order.longest - from_longest);
+      rest += section * order.section;
     } else {
       order.by_m_blocks(rest, m_block, index);
     }

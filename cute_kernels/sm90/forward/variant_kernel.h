@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cute_kernels/sm90/forward/kernel.h"
-#include "cute_kernels/sm90/forward/tile_places.h"
 #include "cute_kernels/variant/kernel_params.h"
 #include "cute_kernels/variant/makers.cuh"
 
@@ -26,8 +25,7 @@ void const* variant_kernel() {
 
 template <class Variant>
 variant::Makers variant_makers() {
-  return variant::makers<Variant, variant::TileSort, /*kSorts=*/true, /*kBits=*/true,
-                         variant::OrderChoice<sm90::TilePlaces>>();
+  return variant::makers<Variant, variant::TileSort, /*kSorts=*/true, /*kBits=*/true>();
 }
 
 }  // namespace pyflash

@@ -29,20 +29,4 @@ cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& con
   return sm90::launch_plan(plan, kernel, row, &given, stream);
 }
 
-// Launches what chooses between the sorted tiles of a list and their places, if the variant has one that does.
-inline cudaError_t choose_order(variant::Making const& making, variant::TileSort const& sort,
-                                int* list, FlashForwardSm90Config const& config,
-                                ConfigMapRow<Forward> const& row, Forward::Params const& params) {
-  sm90::Plan plan;
-  if (making.makers.choose == nullptr) {
-    return cudaSuccess;
-  }
-  cudaError_t const error = sm90::plan_launch(plan, config, row, params);
-  if (error != cudaSuccess || plan.n_ctas == 0) {
-    return error;
-  }
-  variant::OrderChoice<sm90::TilePlaces> const choice{places_of(plan, config, params), sort};
-  return making.launch(making.makers.choose, 1, variant::kChoosingThreads, choice, list);
-}
-
 }  // namespace pyflash
