@@ -99,12 +99,17 @@ struct TileSchedule {
   }
 
   // Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. With two rounds to a
-  // section the same CTAs would get them in each: so others do, as many further on as the section has heads.
+  // section the same CTAs would get them in each: so others do, some three eighths of all CTAs further on, by a multiple of the heads
+  // of a section, which have that many such tiles.
   static constexpr bool kTurns = Variant::kHasMask && !variant::TileSort::kSorts<Variant>;
   CUTE_DEVICE int turned(int cta, int n_ctas) const {
-    // NOTE: unsigned, where it may wrap around: any number turns all CTAs alike.
-    unsigned const turn = unsigned(round / 2) * unsigned(params.order.section);
-    return is_listed() ? cta : int((cta + turn % n_ctas) % n_ctas);
+    TileOrder const& order = params.order;
+    if (is_listed() || order.last_section == 0) {
+      return cta;
+    }
+    int const step = order.section * max(order.by_section.div(n_ctas * 3 / 8), 1);
+    int const turned = cta + int(unsigned(round / 2) * unsigned(step) % unsigned(n_ctas));
+    return turned < n_ctas ? turned : turned - n_ctas;
   }
 
   CUTE_DEVICE int index_of_round() const {
