@@ -250,13 +250,15 @@ def variant_config() -> str:
 def test_slices_come_behind_what_is_before_and_before_what_is_behind(name):
     """Tensors are written just before a call, or the replay of its graph, and its gradients are
     read just behind it."""
-    call = make(SIZES.get(name) or LONG[name], "full")
-    config = configs_for(SIZES.get(name) or LONG[name], "full")[0]
-    results = call.forward()
-    gradients = partial(call.gradients, config, results)
+    sizes = (SIZES | LONG)[name]
+    call, config = make(sizes, "full"), configs_for(sizes, "full")[0]
+    tensors = (call.grad_out, *call.forward(), call.q, call.k, call.v)
+    packing = call.packing  # which waits for the longest length
+    gradients = partial(
+        kernels.bwd, *tensors, packing=packing, config=config, deterministic=True, **call.options
+    )
     expected = [x.clone() for x in gradients()]
     graph, of_graph = captured(gradients)
-    tensors = (call.q, call.k, call.v, call.grad_out)
     kept = [x.clone() for x in tensors]
     for i in range(6):
         for x in tensors:
