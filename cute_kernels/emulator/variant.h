@@ -46,7 +46,7 @@ struct VariantLaunch {
           variant::write_list<Variant>(params.captured, problem, params.lists, params.spans, i,
                                        variant::OneLane{}, HostLoader{});
         }
-        if (variant::TileSort::kSorts<Variant> && takes_order) {
+        if (variant::kSortsTiles<Variant> && takes_order) {
           sort(variant::TileSort{params.lists, problem.batch});
         }
       }
@@ -68,7 +68,7 @@ struct VariantLaunch {
           variant::write_query_list<Variant>(params.captured, listed, params.lists, i,
                                              variant::OneLane{}, HostLoader{});
         }
-        if (variant::KeyTileSort::kSorts<Variant> && takes_order) {
+        if (variant::kSortsTiles<Variant> && takes_order) {
           sort(variant::KeyTileSort{params.lists});
         }
       }

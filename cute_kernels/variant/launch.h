@@ -67,7 +67,7 @@ struct Memory {
       spans =
           block_spans<Variant>(problem).size(of_tiles) * int64_t(sizeof(BlockSpan) / sizeof(int));
       lists = ceil_div(of_tiles.size(), int64_t(2)) * 2;  // so that the order is aligned
-      if (TileSort::kSorts<Variant> && takes_order) {
+      if (kSortsTiles<Variant> && takes_order) {
         order = TileSort{of_tiles, problem.batch}.size();
       }
     }

@@ -218,7 +218,7 @@ Makers makers() {
   } else if constexpr (Variant::kHasMask) {
     makers.list = reinterpret_cast<void const*>(list_query_blocks<Variant>);
   }
-  if constexpr (kSorts && Sort::template kSorts<Variant>) {
+  if constexpr (kSorts && kSortsTiles<Variant>) {
     makers.sort = reinterpret_cast<void const*>(sort_tiles<Sort, kSortThreads>);
   }
   return makers;

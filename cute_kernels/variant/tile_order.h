@@ -9,6 +9,9 @@
 
 namespace pyflash::variant {
 
+template <class Variant>
+inline constexpr bool kSortsTiles = Variant::kHasMask && Variant::kMaskReadsTensors;
+
 // Each tile is compared with each other; of more of them a CTA has so many that their lengths even out.
 inline constexpr int kMostSortedTiles = 4096;
 
@@ -32,9 +35,6 @@ PYFLASH_HOST_DEVICE int length_in_heads(BlockLists const& lists, int batch, int 
 
 // Tiles of queries, of all sequences together.
 struct TileSort {
-  template <class Variant>
-  static constexpr bool kSorts = Variant::kHasMask && Variant::kMaskReadsTensors;
-
   BlockLists lists;
   int batch;
 
@@ -62,10 +62,6 @@ struct TileSort {
 // Tiles of keys, of each sequence by themselves: sections of heads stay what they are. A list has the tiles of a sequence after
 // those of the one before; where sequences share lists, those of one.
 struct KeyTileSort {
-  // A CTA has one tile, and the next that is free has the next tile: their order matters where the last may be long.
-  template <class Variant>
-  static constexpr bool kSorts = Variant::kHasMask && Variant::kMaskReadsTensors;
-
   BlockLists lists;
 
   PYFLASH_HOST_DEVICE constexpr int64_t size() const {

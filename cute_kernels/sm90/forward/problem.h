@@ -87,7 +87,7 @@ struct TileSchedule {
     return Traits::kMaxCluster > 1 && params.problem.cluster > 1;
   }
   CUTE_DEVICE bool is_listed() const {
-    return (kFeatures.listed_tiles || variant::TileSort::kSorts<Variant>) &&
+    return (kFeatures.listed_tiles || variant::kSortsTiles<Variant>) &&
            params.order.list != nullptr;
   }
   CUTE_DEVICE bool has_rounds() const { return Traits::kPersistent && !in_cluster(); }
@@ -98,10 +98,10 @@ struct TileSchedule {
                        : device::grid_size();
   }
 
-  // Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. With two rounds to a
-  // section the same CTAs would get them in each: so others do, some three eighths of all CTAs further on, by a multiple of the heads
-  // of a section, which have that many such tiles.
-  static constexpr bool kTurns = Variant::kHasMask && !variant::TileSort::kSorts<Variant>;
+  // Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. A section has two rounds,
+  // so that the same CTAs would get them in each. So each section begins some three eighths of the CTAs further on, a multiple of its
+  // heads: each of them has one such tile.
+  static constexpr bool kTurns = Variant::kHasMask && !variant::kSortsTiles<Variant>;
   CUTE_DEVICE int turned(int cta, int n_ctas) const {
     TileOrder const& order = params.order;
     if (is_listed() || order.last_section == 0) {
