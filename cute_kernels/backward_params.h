@@ -231,6 +231,7 @@ struct BackwardParams : AttentionGradients {
     params.runs_two_slices = false;
     return params;
   }
+
   // The rows of the workspace that a slice has, and how many come before them.
   PYFLASH_HOST_DEVICE constexpr int64_t n_slice_rows() const {
     return int64_t(heads_of_slice) * group() * padded_q;
