@@ -41,13 +41,18 @@ def promised(variant, q=None) -> list[int] | None:
 def told(monkeypatch) -> list[list[int] | None]:
     """What the op is told, call by call."""
     found: list[list[int] | None] = []
-    run = variants_call.call
+    call, call_op = variants_call.call, variants_call.call_op
 
     def record(op, *arguments, **options):
         found.append(arguments[-1])
-        return run(op, *arguments, **options)
+        return call(op, *arguments, **options)
+
+    def record_op(op, q, k, v, others, options):
+        found.append(others[-1])
+        return call_op(op, q, k, v, others, options)
 
     monkeypatch.setattr(variants_call, "call", record)
+    monkeypatch.setattr(variants_call, "call_op", record_op)
     return found
 
 

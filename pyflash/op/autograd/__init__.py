@@ -31,7 +31,6 @@ def _picked() -> str:
 
 TORCH_API = _picked()
 autocast = _APIS[TORCH_API].autocast
-below_autograd = _APIS[TORCH_API].below_autograd
 call_op = _APIS[TORCH_API].call_op
 is_seen_by_nobody = _APIS[TORCH_API].is_seen_by_nobody
 

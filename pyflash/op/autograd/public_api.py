@@ -7,7 +7,6 @@ op of its own, whose first arguments are these: `torch.ops.pyflash.recorded_fwd`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,11 +18,6 @@ from pyflash.op.autograd.formulas import FORWARD_MODE, Forward, cast, gradients,
 from pyflash.op.backward import lse_has_gradient, refuse_what_has_no_gradients
 from pyflash.op.errors import call
 from pyflash.op.options import TENSORS, backward_options, tensors_of
-
-
-def below_autograd() -> AbstractContextManager[Any]:
-    """As that of private_api, with no effect."""
-    return nullcontext()
 
 
 def is_seen_by_nobody(x: Tensor | None) -> bool:

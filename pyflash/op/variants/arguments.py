@@ -58,6 +58,8 @@ def captured_of(variant: Variant | Bound | str, values: Mapping[str, Any] | None
     if isinstance(variant, Bound):
         given, variant = {**variant.values, **given}, variant.variant
     known = _known(variant)
+    if not given and not known[1]:
+        return Captured(known[0], [], [], [])
     if torch.compiler.is_compiling():  # the op checks types
         _check_names(given, known[1])
     else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyflash.config.words import shown
-from pyflash.op.autograd import below_autograd
+from pyflash.op.autograd import call_op
 from pyflash.op.backward.choice import switch_is_on
 from pyflash.op.errors import call
 from pyflash.op.on_demand import is_asked
@@ -19,6 +19,7 @@ from pyflash.op.variants.jit import ensure_built
 from pyflash.variant import Bound, Variant
 
 _NO_PACKING = (None,) * 4
+_OP = torch.ops.pyflash.fwd_variant.default
 
 
 def with_variant(
@@ -38,7 +39,7 @@ def with_variant(
     compiles = is_asked(q, compile)
     if compiles:
         ensure_built(captured.text, arguments, q)
-    positional = (*inputs, *captured, *(packing or _NO_PACKING))
+    others = (*captured, *(packing or _NO_PACKING))
     promise = promise_of(variant, captured, q)
     if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
         config = ""  # of kernels of gradients; "": the formula
@@ -46,10 +47,9 @@ def with_variant(
             _refuse_sums_in_any_order(inputs, captured, arguments)
         else:
             config = config_for(q, captured, packing, arguments, compiles)
-        out, lse = call(torch.ops.pyflash.fwd_variant, *positional, config, promise, **arguments)
+        out, lse = call(_OP, *inputs, *others, config, promise, **arguments)
     else:
-        with below_autograd():
-            out, lse = call(torch.ops.pyflash.fwd_variant, *positional, "", promise, **arguments)
+        out, lse = call_op(_OP, *inputs, (*others, "", promise), arguments)
     return (out, lse) if return_lse else out
 
 
