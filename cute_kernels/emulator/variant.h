@@ -68,7 +68,7 @@ struct VariantLaunch {
           variant::write_query_list<Variant>(params.captured, listed, params.lists, i,
                                              variant::OneLane{}, HostLoader{});
         }
-        if (variant::kSortsTiles<Variant> && takes_order) {
+        if (variant::kSortsKeyTiles<Variant> && takes_order) {
           sort(variant::KeyTileSort{params.lists});
         }
       }

@@ -33,7 +33,7 @@ cudaError_t make_query_lists(Making const& making, BlockLists& lists,
 // The ints of the order of tiles, where there is one.
 template <class Variant>
 int64_t order_size(BackwardParams const& params, ListedProblem const& listed, bool takes_order) {
-  return kSortsTiles<Variant> && takes_order && query_lists_size<Variant>(params, listed) > 0
+  return kSortsKeyTiles<Variant> && takes_order && query_lists_size<Variant>(params, listed) > 0
              ? KeyTileSort{query_lists<Variant>(listed)}.size()
              : 0;
 }

@@ -206,6 +206,7 @@ __global__ void sort_tiles(Sort const sort, int* const list) {
 // kSorts: the family takes tiles in an order, which Sort makes. kBits: it takes masks as bits.
 template <class Variant, class Sort, bool kSorts, bool kBits = false>
 Makers makers() {
+  constexpr bool kOfQueries = std::is_same_v<Sort, TileSort>;
   Makers makers{};
   if constexpr (Variant::kPrepared > 0) {
     makers.prepare = reinterpret_cast<void const*>(prepare<Variant>);
@@ -213,12 +214,12 @@ Makers makers() {
   if constexpr (kBits && kTakesBits<Variant>) {
     makers.judge = reinterpret_cast<void const*>(judge_blocks<Variant>);
   }
-  if constexpr (Variant::kHasMask && std::is_same_v<Sort, TileSort>) {
+  if constexpr (Variant::kHasMask && kOfQueries) {
     makers.list = reinterpret_cast<void const*>(list_blocks<Variant>);
   } else if constexpr (Variant::kHasMask) {
     makers.list = reinterpret_cast<void const*>(list_query_blocks<Variant>);
   }
-  if constexpr (kSorts && kSortsTiles<Variant>) {
+  if constexpr (kSorts && (kOfQueries ? kSortsTiles<Variant> : kSortsKeyTiles<Variant>)) {
     makers.sort = reinterpret_cast<void const*>(sort_tiles<Sort, kSortThreads>);
   }
   return makers;

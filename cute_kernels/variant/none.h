@@ -10,6 +10,7 @@ struct NoVariant {
   static constexpr bool kHasMask = false;
   static constexpr bool kHasScore = false;
   static constexpr bool kMaskReadsTensors = false;
+  static constexpr bool kMaskReadsTensorsByPosition = false;
   static constexpr bool kMaskReadsBatch = false;
   static constexpr bool kMaskReadsHead = false;
   static constexpr bool kMaskIsDear = false;

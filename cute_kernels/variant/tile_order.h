@@ -1,5 +1,6 @@
 // Tiles in the order of their lists' lengths, the longest first (block_lists.h): of masks that read tensors, where nothing else
-// tells which tiles are long. A tile stands for itself in each head.
+// tells which tiles are long. A tile stands for itself in each head. Where a tensor has a number for each sequence or head alone,
+// tiles of queries are long by their place, as where there is none: sorted, neighbours would share no keys.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,9 @@
 namespace pyflash::variant {
 
 template <class Variant>
-inline constexpr bool kSortsTiles = Variant::kHasMask && Variant::kMaskReadsTensors;
+inline constexpr bool kSortsTiles = Variant::kHasMask && Variant::kMaskReadsTensorsByPosition;
+template <class Variant>
+inline constexpr bool kSortsKeyTiles = Variant::kHasMask && Variant::kMaskReadsTensors;
 
 // Each tile is compared with each other; of more of them a CTA has so many that their lengths even out.
 inline constexpr int kMostSortedTiles = 4096;

@@ -151,12 +151,15 @@ def _facts(normal: Variant, stages: Stages) -> list[str]:
     """What kernels ask of a variant before they are compiled."""
     nodes = list(postorder(normal.mask))
     read = {node.data for node in nodes if node.op == "index"}
+    loads = [node for node in nodes if node.op == "load" and node.data.rank is not None]
+    places = {node.data for load in loads for node in postorder(load) if node.op == "index"}
     facts = {
         "kHasMask": normal.mask != TRUE,
         "kHasScore": normal.score != SCORE,
         "kMaskReadsBatch": "b" in read,
         "kMaskReadsHead": "h" in read,
-        "kMaskReadsTensors": any(n.op == "load" and n.data.rank is not None for n in nodes),
+        "kMaskReadsTensors": bool(loads),
+        "kMaskReadsTensorsByPosition": not places.isdisjoint({"q", "k"}),
         "kMaskIsDear": stages.mask_is_dear,
     }
     return [

@@ -186,3 +186,22 @@ def test_keys_as_rows_read_no_pairs_of_prepared_numbers():
     variant = parse("a(t: f32[1]): s + t[k]")
     assert "prepared_beside" in struct_of(variant)
     assert "prepared_beside" not in gradient_struct_of(variant)
+
+
+@pytest.mark.parametrize(
+    ("mask", "by_position"),
+    [
+        ("k <= q", False),
+        ("k < lengths[b]", False),
+        ("k < table[h, lengths[b]]", False),
+        ("ids[q] == ids[k]", True),
+        ("table[h, lengths[min(k, 3)]] < q", True),
+        ("(k < lengths[b]) & (ids[k] > 3)", True),
+    ],
+)
+def test_kernels_know_whether_a_mask_reads_tensors_by_position(mask, by_position):
+    """So that tiles of others go by their place (tile_order.h)."""
+    params = {"lengths": "i32[1]", "ids": "i32[1]", "table": "i32[2]"}
+    of = ", ".join(f"{name}: {kind}" for name, kind in params.items() if name in mask)
+    struct = struct_of(parse(f"a({of}): s where {mask}" if of else f"a: s where {mask}").normal)
+    assert f"kMaskReadsTensorsByPosition = {str(by_position).lower()};" in struct

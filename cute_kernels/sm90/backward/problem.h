@@ -33,7 +33,7 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
   if constexpr (!kFeatures.deterministic) {
     tile.rows_before_sums = params.problem.rows_before_sums(head);
   }
-  if constexpr (variant::kSortsTiles<Variant> && variant::kWalksLists<kFeatures, Variant>) {
+  if constexpr (variant::kSortsKeyTiles<Variant> && variant::kWalksLists<kFeatures, Variant>) {
     if (params.order_of_tiles != nullptr) {
       n_block = device::load(
           variant::KeyTileSort::entry(params.order_of_tiles, params.lists, tile.batch, n_block));

@@ -98,18 +98,15 @@ struct TileSchedule {
                        : device::grid_size();
   }
 
-  // Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. A section has two rounds,
-  // so that the same CTAs would get them in each. So each section begins some three eighths of the CTAs further on, a multiple of its
-  // heads: each of them has one such tile.
+  // The place of a CTA in its round (`turns_of`). A section has two rounds.
   static constexpr bool kTurns = Variant::kHasMask && !variant::kSortsTiles<Variant>;
-  CUTE_DEVICE int turned(int cta, int n_ctas) const {
-    TileOrder const& order = params.order;
-    if (is_listed() || order.last_section == 0) {
-      return cta;
-    }
-    int const step = order.section * max(order.by_section.div(n_ctas * 3 / 8), 1);
-    int const turned = cta + int(unsigned(round / 2) * unsigned(step) % unsigned(n_ctas));
-    return turned < n_ctas ? turned : turned - n_ctas;
+  CUTE_DEVICE int turned(int cta) const {
+    variant::Turns const& turns = params.turns;
+    int n_times;
+    int further;
+    turns.by_ctas(n_times, further, round / 2 * turns.step);
+    int const turned = cta + further;
+    return turned < turns.by_ctas.divisor ? turned : turned - turns.by_ctas.divisor;
   }
 
   CUTE_DEVICE int index_of_round() const {
@@ -120,7 +117,7 @@ struct TileSchedule {
         return n_tiles();
       }
       if constexpr (kTurns) {
-        cta = turned(cta, n_ctas);
+        cta = turned(cta);
       }
       return round * n_ctas + (round % 2 == 0 ? cta : n_ctas - 1 - cta);
     }
