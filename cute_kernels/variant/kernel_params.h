@@ -5,18 +5,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cute_kernels/common/divisor.h"
 #include "cute_kernels/variant/block_lists.h"
 #include "cute_kernels/variant/none.h"
 #include "cute_kernels/variant/prepared_tables.h"
 
 namespace pyflash::variant {
-
-// Where persistent CTAs begin in sections of tiles that go by their place: in each one `step` CTAs further on.
-struct Turns {
-  int step = 0;
-  Divisor by_ctas;
-};
 
 // What is made before the kernel runs.
 template <class Variant>
@@ -26,7 +19,6 @@ struct Made {
   int const* order_of_tiles = nullptr;  // of tiles (tile_order.h); nullptr: there is none
   uint32_t const* bits = nullptr;       // of the mask (mask_bits.h); nullptr: there are none
   BlockSpans spans;
-  Turns turns;  // launches know it
 };
 
 template <class Base, class Variant>

@@ -52,7 +52,6 @@ Launch launch_sm90(ListedForwardParams const& params, variant::Arguments const& 
   launch->capture(captured, listed_problem(kConfig, params), takes_order(kConfig, params));
   if constexpr (kIsVariant<Variant>) {
     set_variant_order(plan, kConfig, params, launch->params.order_of_tiles);
-    launch->params.turns = turns_of(plan);
   }
   static_cast<sm90::KernelParams&>(launch->params) = plan.params;
   return {.n_ctas = plan.n_ctas,

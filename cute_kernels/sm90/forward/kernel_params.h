@@ -32,6 +32,13 @@ struct TileOrder {
   int n_rest;       // heads and splits of a listed tile
 };
 
+// Where persistent CTAs begin in a section of heads: `step` of them further on than in the one before. Else some would get the
+// same tiles of each, which are long by their place.
+struct Turns {
+  int step = 0;
+  Divisor by_ctas;
+};
+
 // Where each CTA has an equal share of the keys.
 struct ShareOrder {
   int const* list;     // common/shares.h
@@ -72,6 +79,8 @@ struct KernelParams {
   Divisor by_page;  // keys
   RowSteps k_steps;
   RowSteps v_steps;
+
+  Turns turns;  // NOTE: so, too
 
   PYFLASH_HOST_DEVICE KvSource kv() const {
     KvSource source = problem.kv();

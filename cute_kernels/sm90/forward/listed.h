@@ -33,15 +33,4 @@ inline void set_variant_order(sm90::Plan& plan, FlashForwardSm90Config const& co
   }
 }
 
-// Under a mask that is not sorted some tiles may be long by their place alone, as the first of each head. A section has two rounds,
-// so that the same CTAs would get them in each. So each section begins some three eighths of the CTAs further on, a multiple of its
-// heads: each of them has one such tile. Where tiles are listed, or all heads are one section, none does.
-inline variant::Turns turns_of(sm90::Plan const& plan) {
-  sm90::TileOrder const& order = plan.params.order;
-  int const n_ctas = larger(int(plan.n_ctas), 1);
-  bool const has_sections = order.list == nullptr && order.last_section > 0;
-  return {.step = has_sections ? order.section * larger(n_ctas * 3 / 8 / order.section, 1) : 0,
-          .by_ctas = Divisor(n_ctas)};
-}
-
 }  // namespace pyflash

@@ -216,6 +216,13 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.by_group = Divisor(heads_of_group(problem));
 }
 
+// n_ctas: of the grid. A step is a multiple of a section's heads, so that the longest tiles of the next ones lie beside each other,
+// and some three eighths of the CTAs: multiples of it come back late. Where all heads are one section there is none.
+inline Turns turns_of(TileOrder const& order, int n_ctas) {
+  int const step = order.section * std::max(n_ctas * 3 / 8 / order.section, 1);
+  return {.step = order.last_section > 0 ? step : 0, .by_ctas = Divisor(n_ctas)};
+}
+
 // The same of tiles that are listed. All heads are a section, so that each round of persistent CTAs has tiles of nearly one
 // length; of more heads fewer than four of the CTAs would share each one's keys.
 inline void set_listed_order(KernelParams& params, Config const& config,
@@ -301,6 +308,7 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, ListedForwardPara
     set_listed_order(plan.params, config, problem, n_resident);
   } else {
     set_order(plan.params, config, n_resident);
+    plan.params.turns = turns_of(plan.params.order, int(plan.n_ctas));
   }
   return set_tensor_maps(plan.params, config, encoder);
 }

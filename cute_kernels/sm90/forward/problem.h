@@ -98,10 +98,12 @@ struct TileSchedule {
                        : device::grid_size();
   }
 
-  // The place of a CTA in its round (`turns_of`). A section has two rounds.
-  static constexpr bool kTurns = Variant::kHasMask && !variant::kSortsTiles<Variant>;
+  // The place of a CTA in its round. A section has two rounds. NOTE: under a causal mask alone turns even nothing out, and what
+  // computes them costs up to 2 %.
+  static constexpr bool kTurns = (kFeatures.left_window || Variant::kHasMask) &&
+                                 !kFeatures.listed_tiles && !variant::kSortsTiles<Variant>;
   CUTE_DEVICE int turned(int cta) const {
-    variant::Turns const& turns = params.turns;
+    Turns const& turns = params.turns;
     int n_times;
     int further;
     turns.by_ctas(n_times, further, round / 2 * turns.step);

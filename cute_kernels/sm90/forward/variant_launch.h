@@ -26,7 +26,6 @@ cudaError_t launch_variant(void const* kernel, FlashForwardSm90Config const& con
   }
   set_variant_order(plan, config, params, made.order_of_tiles);
   variant::WithVariant<sm90::KernelParams, Variant> given{plan.params, made, captured};
-  given.turns = turns_of(plan);
   return sm90::launch_plan(plan, kernel, row, &given, stream);
 }
 
