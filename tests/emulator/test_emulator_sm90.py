@@ -165,17 +165,36 @@ def test_masks_of_blocks_wider_than_a_word_of_columns(wide_block, mask):
     [
         (4, 5),  # a section of 4 heads; the 2 tiles of the last, half a round, join it
         (2, 3),  # one of 2, and a round's tiles of another
+        (4, 13),  # three of 4, which begin at other CTAs under a window
     ],
 )
+@pytest.mark.parametrize(
+    "mask", [{"causal": True}, {"window_left": 40, "window_right": 9}], ids=str
+)
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.persistent], ids=str)
-def test_every_tile_of_every_section_is_taken(libraries, config, n_ctas, heads):
+def test_every_tile_of_every_section_is_taken(libraries, config, mask, n_ctas, heads):
     n_rows = 2 * config.B_r - 5
     inputs = make_inputs(
         Shape("", 1, n_rows, n_rows, heads), TORCH_DTYPES[config.dtype], config.d_head
     )
-    out, lse, report = emulate(libraries, config, inputs, causal=True, resident_ctas=n_ctas)
+    out, lse, report = emulate(libraries, config, inputs, resident_ctas=n_ctas, **mask)
     report.check()
-    expect(*inputs, causal=True).check(out, lse)
+    expect(*inputs, **mask).check(out, lse)
+
+
+def test_tiles_that_are_short_by_place_are_dealt_out_to_all_ctas(libraries):
+    """The first and the last tile of queries of each head have fewer keys. Sections of two heads,
+    which are two rounds of CTAs, would all give those tiles to the same two of four."""
+    inputs = make_inputs(Shape("", 2, 512, 512, 8), torch.float16, BEST.d_head)
+    mask = {"window_left": 120, "window_right": 120}
+    out, lse, report = emulate(libraries, BEST, inputs, resident_ctas=4, **mask)
+    report.check()
+    expect(*inputs, **mask).check(out, lse)
+    counts = report.counts
+    # Columns of WGMMAs, of 64 rows and a depth of 16.
+    of_all = (counts.wgmma_flops_ss + counts.wgmma_flops_rs) / (2 * 64 * 16)
+    of_first = sum(event.a for event in report.timeline if event.kind == "mma")
+    assert 0.95 < of_first / (of_all / 4) < 1.05
 
 
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
