@@ -272,6 +272,22 @@ def test_the_workspace_that_is_stated_is_what_slices_of_sm90_take(problem_slices
     assert times.count(2) > 30
 
 
+def test_recycled_sums_are_of_heads_whose_tiles_run_at_a_time(problem_slices_of):
+    """32 MB, or two heads of K and V for each that has some of 132 tiles, or of 264 in groups."""
+    n_recycling = {False: 0, True: 0}
+    for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
+        if not found.recycles:
+            continue
+        _, _, _, batch, heads, heads_kv, *_ = problem
+        in_groups = heads > heads_kv
+        bytes_of_sums, bytes_of_head = 4 * found.parts[0], found.bytes_of_all / (batch * heads_kv)
+        at_a_time = -(-CTAS * (2 if in_groups else 1) // found.n_blocks)
+        assert bytes_of_sums <= max(32 * MIB, 2 * at_a_time * bytes_of_head), problem
+        assert bytes_of_sums < found.bytes_of_all, problem
+        n_recycling[in_groups] += 1
+    assert min(n_recycling.values()) > 3, n_recycling
+
+
 def test_slices_that_run_side_by_side_have_no_memory_in_common(problem_slices_of):
     n_pairs = 0
     for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
