@@ -103,8 +103,8 @@ struct AttentionGradients {
     bool const waits_in_turn = deterministic && columns == 192 && !lanes_are_neighbours;
     first_keys_first = heads > heads_kv ||
                        (columns > 64 && mask.cuts_right() && !mask.cuts_left() && !waits_in_turn);
-    // Tiles of packed sequences differ in length, so that heads would wait for each other's sums. Those of groups take as many times
-    // as long as a head of k and v has of q, and heads of k and v are few: with sums for twice as many, few wait.
+    // Tiles of packed sequences differ in length, so that heads would wait for each other's sums. A tile of a group takes the time of
+    // all of the group's heads: heads of k and v wait less where twice as many have sums.
     bool const recycles = shape.recycles_sums && !deterministic && !k_sequences.is_packed();
     int const n_ctas = group() > 1 ? 2 * kCtasAtATime : kCtasAtATime;
     set_heads_with_sums(recycles ? n_ctas : 0,

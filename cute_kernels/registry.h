@@ -16,8 +16,8 @@
 
 namespace pyflash {
 
-// Bumped whenever a struct in this file, op.h, features.h, params.h or the header of an op changes its layout or what a member means. Configs, and
-// which ops there are, have a digest of their own.
+// Bumped whenever a struct in this file, op.h, features.h, params.h or the header of an op changes its layout, or what a member
+// means. Configs, and which ops there are, have a digest of their own.
 inline constexpr int kKernelLibraryAbi = 36;
 
 // What rows of every op have.

@@ -32,8 +32,8 @@ struct TileOrder {
   int n_rest;       // heads and splits of a listed tile
 };
 
-// Where persistent CTAs begin in a section of heads: `step` of them further on than in the one before. Else some would get the
-// same tiles of each, which are long by their place.
+// Persistent CTAs begin each section of heads `step` CTAs further on than the one before. Without that the same CTAs would take the
+// tiles that are long by their place in every section.
 struct Turns {
   int step = 0;
   Divisor by_ctas;

@@ -216,8 +216,9 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas
   order.by_group = Divisor(heads_of_group(problem));
 }
 
-// n_ctas: of the grid. A step is a multiple of a section's heads, so that the longest tiles of the next ones lie beside each other,
-// and some three eighths of the CTAs: multiples of it come back late. Where all heads are one section there is none.
+// n_ctas: of the grid. A step is a multiple of a section's heads, each of which has one longest tile, so that other CTAs take them
+// in the next section. It is some three eighths of the CTAs, so that the first ones take them again many sections later. It is 0 where
+// all heads are one section.
 inline Turns turns_of(TileOrder const& order, int n_ctas) {
   int const step = order.section * std::max(n_ctas * 3 / 8 / order.section, 1);
   return {.step = order.last_section > 0 ? step : 0, .by_ctas = Divisor(n_ctas)};

@@ -98,8 +98,8 @@ struct TileSchedule {
                        : device::grid_size();
   }
 
-  // The place of a CTA in its round. A section has two rounds. NOTE: under a causal mask alone turns even nothing out, and what
-  // computes them costs up to 2 %.
+  // The place of a CTA in its round. A section has two rounds. NOTE: kernels of causal masks alone do not turn, which evens
+  // nothing out in the configs that run there.
   static constexpr bool kTurns = (kFeatures.left_window || Variant::kHasMask) &&
                                  !kFeatures.listed_tiles && !variant::kSortsTiles<Variant>;
   CUTE_DEVICE int turned(int cta) const {
