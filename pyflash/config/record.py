@@ -80,7 +80,8 @@ class Family:
     # Why a config has no room for a variant of such needs, a sentence; None: it has.
     variant_refusal: Callable[[Any, VariantNeeds], str | None] = lambda config, needs: None
     # The configs that run variants of such needs where none is named, best first; (): the ranked.
-    for_variants: Callable[[VariantNeeds], Sequence[KernelConfig]] = lambda needs: ()
+    # few_keys: queries have FEW_KEYS or fewer.
+    for_variants: Callable[[VariantNeeds, bool], Sequence[KernelConfig]] = lambda *asked: ()
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
     emulation_watches_registers: bool = False
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer

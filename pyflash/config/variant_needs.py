@@ -26,3 +26,7 @@ class VariantNeeds:
 
 
 NO_NEEDS = VariantNeeds()
+
+# Up to so many keys a mask shows a tile of queries few blocks, and smaller tiles are faster:
+# docs/experiments/2026-11-variant-instructions.md.
+FEW_KEYS = 2048

@@ -1,6 +1,7 @@
 """The SM90 forward family: text, rules, resources, what is built and preferred."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -214,13 +215,14 @@ def test_room_for_variants():
     assert "use pack_gqa = False" in variant_refusal(packed, NO_NEEDS)
 
 
-@pytest.mark.parametrize("needs", [NO_NEEDS, ALL_NEEDS], ids=["none", "all"])
-def test_each_d_head_has_a_config_for_any_variant(needs):
-    for d_head in SUPPORTED["d_head"]:
-        for dtype in DType:
-            own = [c for c in for_variants(needs) if (c.d_head, c.dtype) == (d_head, dtype)]
-            assert own
-    for config in for_variants(needs):
+@pytest.mark.parametrize("few_keys", [False, True])
+@pytest.mark.parametrize(
+    "needs", [NO_NEEDS, VariantNeeds(bits=True), ALL_NEEDS], ids=["none", "bits", "all"]
+)
+def test_each_d_head_has_a_config_for_any_variant(needs, few_keys):
+    configs = for_variants(needs, few_keys)
+    assert {(c.d_head, c.dtype) for c in configs} == set(product(SUPPORTED["d_head"], DType))
+    for config in configs:
         assert config.is_legal(SM90)
         assert config == config.canonical()
         assert config.family.takes_variant(config, needs)

@@ -21,11 +21,13 @@ from pyflash.variant.cpp import struct_of
 from pyflash.variant.library import natten_2d
 
 PINGPONG = "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
+SHORT = "(FP16, 64, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+three_ctas"
 CONFIGS = {
     "pingpong": PINGPONG,
     "packed_heads": "(FP16, 64, 64, 128, 1): sm90+stages_2+overlap+rescale_threshold+pack_gqa",
     "rows_decide": PINGPONG + "+rows_decide",
     "half_a_word": "(FP16, 64, 128, 64, 2): sm90+stages_2+overlap+pingpong+persistent",
+    "three_ctas": SHORT,
     "part_of_a_word": "(FP16, 64, 64, 80, 1): sm90+stages_2+overlap+persistent+rescale_threshold",
     "four_words": "(FP16, 64, 64, 176, 1): sm90+stages_2+overlap+persistent+rescale_threshold",
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pyflash.config import Arch, DType
+from pyflash.config.variant_needs import FEW_KEYS
+from pyflash.op.variants import jit
 from pyflash.op.variants.jit import default_config
 from pyflash.variant import parse
 from pyflash.variant.library import named
@@ -12,6 +15,7 @@ from pyflash.variant.needs import needs_of
 
 SM90 = Arch.of(90)
 FOUR = "(FP16, 64, 256, 64, 4): sm90+stages_4+overlap+persistent+rescale_threshold"
+SHORT = "(FP16, 64, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+three_ctas"
 THREE = "(FP16, 64, 192, 96, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
 WIDE = "(FP16, 128, 192, 64, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
 WIDE_TWO = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
@@ -42,6 +46,42 @@ def test_what_is_kept_needs_room(text, words):
     assert needs.words == words
     assert str(default_config(DType.FP16, 64, SM90, needs)) == THREE
     assert str(default_config(DType.FP16, 128, SM90, needs)) == WIDE_TWO
+
+
+def test_masks_as_bits_have_small_tiles_where_keys_are_few():
+    of_mask = needs_of(named("natten_2d").variant)
+    assert str(default_config(DType.FP16, 64, SM90, of_mask, few_keys=True)) == SHORT
+    assert str(default_config(DType.FP16, 128, SM90, of_mask, few_keys=True)) == WIDE_TWO
+    for name in ("causal", "alibi"):
+        needs = needs_of(named(name).variant)
+        few = default_config(DType.FP16, 64, SM90, needs, few_keys=True)
+        assert few == default_config(DType.FP16, 64, SM90, needs)
+
+
+@pytest.mark.parametrize(("keys", "expected"), [(FEW_KEYS, True), (FEW_KEYS + 1, False)])
+def test_keys_are_counted_of_the_longest_sequence(keys, expected):
+    padded = torch.empty(2, keys, 1, 64, device="meta")
+    packed = torch.empty(9 * keys, 1, 64, device="meta")
+    starts = torch.tensor([0, keys, 9 * keys])
+    assert jit._has_few_keys(padded, ()) == expected
+    assert jit._has_few_keys(packed, (starts, starts, 1, keys)) == expected
+
+
+@pytest.mark.parametrize(("dynamic", "expected"), [(False, True), (True, False)])
+def test_lengths_that_a_graph_keeps_symbolic_may_be_long(dynamic, expected):
+    found = []
+
+    def backend(graph, inputs):
+        found.append("sin" in graph.code)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=dynamic)
+    def chosen(k):
+        return k.sin() if jit._has_few_keys(k, ()) else k.cos()
+
+    for keys in (100, 200):
+        chosen(torch.zeros(1, keys, 1, 64))
+    assert set(found) == {expected}
 
 
 def test_the_smallest_d_head_that_is_large_enough_and_other_families():

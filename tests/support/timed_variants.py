@@ -78,10 +78,10 @@ def ours(given: Given, **options: Any) -> Run:
     return lambda q, k, v: pyflash.attention(q, k, v, **known)
 
 
-def default_of(name: str, d_head: int) -> str:
+def default_of(name: str, d_head: int, *, few_keys: bool = False) -> str:
     """The config that runs where none is named."""
-    needs = needs_of(variant_of(name))
-    return str(default_config(DType.BF16, d_head, Arch.of(90), needs).canonical())
+    needs, arch = needs_of(variant_of(name)), Arch.of(90)
+    return str(default_config(DType.BF16, d_head, arch, needs, few_keys=few_keys).canonical())
 
 
 def microseconds(runs: Mapping[str, tuple[Run, list[Inputs]]], n_samples: int) -> dict[str, float]:

@@ -24,6 +24,7 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -71,8 +72,11 @@ HELD = 256 << 20  # bytes that a GPU keeps of masks where nothing is said
 def kernels() -> list[tuple[str, int, str]]:
     """Variant, d_head, config."""
     names = (*NAMED, "bools", "function")
-    found = [(name, d_head, default_of(name, d_head)) for name in names for d_head in D_HEADS]
-    return [*found, ("documents", 128, default_of("alibi", 128))]
+    found = {
+        (name, d_head, default_of(name, d_head, few_keys=few_keys))
+        for name, d_head, few_keys in product(names, D_HEADS, (False, True))
+    }
+    return sorted(found | {("documents", 128, default_of("alibi", 128))})
 
 
 def compile_one(name: str, d_head: int, config: str) -> float:

@@ -99,10 +99,16 @@ _FOR_ANY_NEEDS = (
         "(FP16, 256, 128, 64, 2): sm90+stages_2",
     ),
 )
+# Masks as bits, and few keys.
+_FOR_SHORT_MASKS = _of_each_dtype(
+    "overlap+persistent+rescale_threshold+three_ctas", "(FP16, 64, 64, 64, 1): sm90+stages_2"
+)
 
 
-def for_variants(needs: VariantNeeds) -> Sequence[FlashForwardSm90Config]:
+def for_variants(needs: VariantNeeds, few_keys: bool) -> Sequence[FlashForwardSm90Config]:
     """What runs a variant of such needs where no config is named, at each d_head the best first."""
+    if needs == VariantNeeds(bits=True) and few_keys:
+        return (*_FOR_SHORT_MASKS, *_FOR_ANY_NEEDS)
     return _FOR_ANY_NEEDS if needs.words else (*_FOR_FEW_NEEDS, *_FOR_ANY_NEEDS)
 
 

@@ -38,7 +38,7 @@ def with_variant(
     captured, q = captured_of(variant, values), inputs[0]
     compiles = is_asked(q, compile)
     if compiles:
-        ensure_built(captured.text, arguments, q)
+        ensure_built(captured.text, arguments, q, inputs[1], packing)
     others = (*captured, *(packing or _NO_PACKING))
     promise = promise_of(variant, captured, q)
     if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):

@@ -19,7 +19,7 @@ from pyflash.config import (
     parse,
     rank,
 )
-from pyflash.config.variant_needs import NO_NEEDS, VariantNeeds
+from pyflash.config.variant_needs import FEW_KEYS, NO_NEEDS, VariantNeeds
 from pyflash.op import library
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.features import backward_features_asked, features_asked
@@ -31,15 +31,21 @@ _lock = threading.Lock()
 
 
 def default_config(
-    dtype: DType, d_head: int, arch: Arch, needs: VariantNeeds = NO_NEEDS
+    dtype: DType,
+    d_head: int,
+    arch: Arch,
+    needs: VariantNeeds = NO_NEEDS,
+    *,
+    few_keys: bool = False,
 ) -> KernelConfig:
     """The first in rank of the configs for variants, or of the default ones where a family has
     none of those, that an architecture runs, of the smallest d_head that is not below this one,
-    whose threads have registers left for a variant of such needs. Raises ValueError where there is
-    none."""
+    whose threads have registers left for a variant of such needs. few_keys: queries have FEW_KEYS
+    or fewer. Raises ValueError where there is none."""
     default = [*named_set("all"), *named_set("head_dims")]
-    for_variants = [config for family in FAMILIES for config in family.for_variants(needs)]
-    others = [config for config in default if not config.family.for_variants(needs)]
+    own = {family.name: family.for_variants(needs, few_keys) for family in FAMILIES}
+    for_variants = [config for configs in own.values() for config in configs]
+    others = [config for config in default if not own[config.family.name]]
     with_room = [c for c in (*for_variants, *others) if c.family.takes_variant(c, needs)]
 
     def rank_with_variant(config: KernelConfig) -> int:
@@ -78,14 +84,35 @@ def _first_fitting(
     return min(fitting, key=lambda config: (columns(config), rank_of(config)))
 
 
-def ensure_built(text: str, arguments: dict[str, Any], q: torch.Tensor) -> None:
+def ensure_built(
+    text: str,
+    arguments: dict[str, Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    packing: tuple[Any, ...],
+) -> None:
     """Compiles the kernel of a variant, given its portable text, that a call needs, and loads it.
     The arguments then name its config.
 
     Raises as `pyflash.op.on_demand.ensure_built` does.
     """
+    few_keys = _has_few_keys(k, packing)
     own = _constant(arguments)
-    arguments["config"] = _ensure(text, *own, q.dtype, q.shape[-1], q.device.index)
+    arguments["config"] = _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, few_keys)
+
+
+def _has_few_keys(k: torch.Tensor, packing: tuple[Any, ...]) -> bool:
+    """A graph of torch.compile has one kernel for every length that it keeps symbolic, which may be
+    long."""
+    if not packing and k.dim() != 4:
+        return False  # the op refuses it
+    keys = packing[3] if packing else k.shape[1]
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        if not has_static_value(keys):
+            return False
+    return bool(keys <= FEW_KEYS)
 
 
 def ensure_gradients_built(
@@ -98,7 +125,7 @@ def ensure_gradients_built(
     """Compiles the kernel of the gradients of a variant, and of the captured tensors `summed`, by
     their places, as `ensure_built` does, and returns the short form of its config."""
     own = _constant(options)
-    return _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, packed, summed)
+    return _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, False, packed, summed)
 
 
 def _constant(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
@@ -119,6 +146,7 @@ def _ensure_once(
     dtype: torch.dtype,
     d_head: int,
     device_index: int,
+    few_keys: bool,
     packed_gradients: bool | None = None,
     summed: tuple[int, ...] = (),
 ) -> str:
@@ -130,13 +158,17 @@ def _ensure_once(
     if of_q is None or not archs:
         return named
     if packed_gradients is None:
-        needs = needs_of(normal_of(text))
-        config = parse(named) if named else default_config(of_q, d_head, archs[0], needs)
+        config = parse(named) if named else _default(text, of_q, d_head, archs[0], few_keys)
         features = features_asked(options, d_head, config.canonical())
     else:
         config = default_gradient_config(of_q, d_head, archs[0])
         features = backward_features_asked(options, packed_gradients)
     return _load(text, config, archs, features, summed)
+
+
+def _default(text: str, dtype: DType, d_head: int, arch: Arch, few_keys: bool) -> KernelConfig:
+    needs = needs_of(normal_of(text))
+    return default_config(dtype, d_head, arch, needs, few_keys=few_keys)
 
 
 def _asked(dtype: torch.dtype, device_index: int) -> tuple[DType | None, list[Arch]]:

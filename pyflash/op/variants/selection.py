@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pyflash.config import Arch, DType, parse
+from pyflash.config.variant_needs import FEW_KEYS
 from pyflash.op.errors import call
 from pyflash.op.options import OPTIONS
 from pyflash.op.selection import (
@@ -35,8 +36,13 @@ def select(problem: Problem, variant: Variant | str) -> Selection:
     except RuntimeError as error:
         if "compile=True" not in str(error):
             raise
-        needs = needs_of(as_variant(variant))
-        config = default_config(problem.dtype, problem.d_head, Arch.of(sm_arch), needs)
+        config = default_config(
+            problem.dtype,
+            problem.d_head,
+            Arch.of(sm_arch),
+            needs_of(as_variant(variant)),
+            few_keys=problem.seqlen_k <= FEW_KEYS,
+        )
         raise RuntimeError(f"{error}, which compiles it for '{config}'") from None
     backward = _backward(problem, variant, sm_arch) if sm_arch else "the formula in float32"
     return Selection(parse(short_form), num_splits, reason, backward)
