@@ -92,7 +92,8 @@ struct AttentionGradients {
     return {q_sequences, block_q};
   }
   PYFLASH_HOST_DEVICE constexpr BlockedRows blocked_keys() const { return {k_sequences, block_k}; }
-  constexpr void set_shape(BackwardShape const& shape) {
+  // recycles: whether heads have their sums of dQ in the same memory, one after another.
+  constexpr void set_shape(BackwardShape const& shape, bool recycles) {
     block_q = shape.B_r;
     padded_q = int(blocked_queries().n_rows(batch));
     columns = shape.d_head;
@@ -103,9 +104,7 @@ struct AttentionGradients {
     bool const waits_in_turn = deterministic && columns == 192 && !lanes_are_neighbours;
     first_keys_first = heads > heads_kv ||
                        (columns > 64 && mask.cuts_right() && !mask.cuts_left() && !waits_in_turn);
-    // Tiles of packed sequences differ in length, so that heads would wait for each other's sums. A tile of a group takes the time of
-    // all of the group's heads: heads of k and v wait less where twice as many have sums.
-    bool const recycles = shape.recycles_sums && !deterministic && !k_sequences.is_packed();
+    // A tile of a group takes the time of all of the group's heads: heads of k and v wait less where twice as many have sums.
     int const n_ctas = group() > 1 ? 2 * kCtasAtATime : kCtasAtATime;
     set_heads_with_sums(recycles ? n_ctas : 0,
                         mask.cuts_left() ? kBytesOfShortTiles : kBytesOfRecycledSums);

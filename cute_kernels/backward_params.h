@@ -72,11 +72,25 @@ struct BackwardParams : AttentionGradients {
     return {k_sequences, larger(block_k, kQueriesOfPiece)};
   }
   constexpr void set_shape(BackwardShape const& shape) {
-    AttentionGradients::set_shape(shape);
+    AttentionGradients::set_shape(shape, recycles(shape));
     padded_k = int(blocked_key_sums().n_rows(batch));
     // NOTE: where tiles differ in length, CTAs of few groups end long after each other.
-    bool const has_slices = group() == 1 || !tiles_differ();
+    bool const has_slices = group() == 1 || !tiles_differ() || slices_short_windows(shape);
     divide(shape, kCtasAtATime, has_slices ? kBytesOfSlice : INT64_MAX);
+  }
+  // Whether heads have their sums of dQ in the same memory, one after another. Tiles of packed sequences differ in length, so that
+  // heads would wait for each other's sums.
+  constexpr bool recycles(BackwardShape const& shape) const {
+    return may_recycle(shape) && !slices_short_windows(shape);
+  }
+  constexpr bool may_recycle(BackwardShape const& shape) const {
+    return shape.recycles_sums && !deterministic && !k_sequences.is_packed();
+  }
+  // NOTE: one CTA rounds recycled sums of a head. Under windows that are short beside the sequences it takes longer than the tiles of
+  // all heads that have sums, and those of others would wait.
+  constexpr bool slices_short_windows(BackwardShape const& shape) const {
+    bool const is_short = kWindowsOfLongSequence * mask.most_keys(1) <= q_sequences.tensor_rows();
+    return may_recycle(shape) && shape.runs_slices && !dropout.drops() && is_short;
   }
   // Divides heads into slices, and groups of query heads among CTAs. n_ctas: that run at a time. bytes: that the sums of a slice may
   // take.

@@ -101,13 +101,14 @@ struct Mask {
             .chunks = {.size = chunk, .first_key = first_key, .first_column = aligned - first_key}};
   }
 
-  // The most blocks of B_c keys that so many neighbouring queries attend together, in a sequence of any length. One that
-  // starts inside of a block reaches into one more.
-  PYFLASH_HOST_DEVICE constexpr int64_t most_blocks(int n_queries, int B_c) const {
+  // The most keys that so many neighbouring queries attend together, in a sequence of any length.
+  PYFLASH_HOST_DEVICE constexpr int64_t most_keys(int n_queries) const {
     int const most = chunk != 0 ? chunk - 1 : kNoWindow;  // on either side of a query
-    int64_t const n_keys =
-        n_queries + int64_t(smaller(window_left, most)) + smaller(window_right, most);
-    return ceil_div(n_keys, B_c) + 1;
+    return n_queries + int64_t(smaller(window_left, most)) + smaller(window_right, most);
+  }
+  // The most blocks of B_c keys. One that starts inside of a block reaches into one more.
+  PYFLASH_HOST_DEVICE constexpr int64_t most_blocks(int n_queries, int B_c) const {
+    return ceil_div(most_keys(n_queries), B_c) + 1;
   }
 };
 

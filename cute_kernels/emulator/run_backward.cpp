@@ -43,7 +43,7 @@ class BackwardRun final : public Run {
         kernel_.has_variant ? with_variant(kernel_.backward->shape) : kernel_.backward->shape;
     params_.set_shape(shape);
     // NOTE: problems are small here: no memory is too much for L2.
-    if (shape.recycles_sums && !params_.deterministic && !params_.k_sequences.is_packed()) {
+    if (params_.recycles(shape)) {
       params_.set_heads_with_sums(n_resident(), 0);
     }
     params_.divide(shape, n_resident(), 0);

@@ -43,6 +43,7 @@ LENGTHS = (700, 3, 1500, 0, 2900, 1000)
 SHAPES = {
     "batches": Case(20, 500, 600, 24, 24),
     "one_long": Case(1, 7000, 7000, 24, 24),
+    "one_long_groups": Case(1, 7000, 7000, 24, 12),
     "heads_first": Case(20, 500, 400, 24, 24, heads_first=True),
     "groups": Case(20, 500, 600, 24, 12),
     "packed": Case(1, 0, 0, 48, 48, lengths=LENGTHS),
@@ -51,7 +52,7 @@ SHAPES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
-    "window": {"window_left": 200, "window_right": 0},
+    "window": {"window_left": 200, "window_right": 0},  # short in 7000 queries
     "slopes": {"causal": True, "alibi_slopes": True},
     "softcap": {"softcap": 5.0},
 }
@@ -126,7 +127,8 @@ def test_slices_give_what_calls_of_fewer_heads_give(
 ) -> None:
     case = case_of(shape, d_head, options)
     skip_without_kernels_for(case.d_head)
-    if not in_order and not case.lengths:
+    is_long_beside_window = options == "window" and case.batch == 1
+    if not in_order and not case.lengths and not is_long_beside_window:
         pytest.skip("heads share their memory then")
     assert case.bytes_of_sums > 64 * MIB
     call = make(case, dtype)

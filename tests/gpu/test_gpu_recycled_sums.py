@@ -39,7 +39,8 @@ SIZES = {
 MASKS = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window_left": 150, "window_right": 0},
+    "window": {"window_left": 700, "window_right": 0},
+    "short_window": {"window_left": 100, "window_right": 0},  # long sequences are in slices
     "softcap": {"softcap": 20.0},
 }
 
@@ -88,7 +89,13 @@ def test_as_with_sums_of_each_head(monkeypatch, name, mask):
 
 @pytest.mark.parametrize(
     ("name", "mask", "mib"),
-    [("d_64", "full", 32), ("d_128", "causal", 32), ("long", "full", 32), ("long", "window", 64)],
+    [
+        ("d_64", "full", 32),
+        ("d_128", "causal", 32),
+        ("long", "full", 32),
+        ("long", "window", 64),
+        ("long", "short_window", 64),
+    ],
 )
 def test_bytes_of_the_workspace(monkeypatch, name, mask, mib):
     sizes = SIZES[name]

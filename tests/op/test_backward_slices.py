@@ -208,7 +208,7 @@ def test_a_problem_of_nothing_is_one_slice(slices_of, problem_slices_of, family)
         for kind in itertools.product((False, True), repeat=3)
     ]
     if family == "sm90":
-        found = problem_slices_of([(*problem, False) for problem in problems])
+        found = problem_slices_of([(*problem, False, -1) for problem in problems])
     else:
         found = slices_of(problems)
     for problem, of_it in zip(problems, found, strict=True):
@@ -216,20 +216,36 @@ def test_a_problem_of_nothing_is_one_slice(slices_of, problem_slices_of, family)
 
 
 SM90_CONFIGS = [(64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64), (256, 64, 64)]
-# With whether elements are dropped, behind the others.
+# With whether elements are dropped, and the keys before its own that a query attends, behind the
+# others.
 SM90_PROBLEMS = [
-    (*problem._replace(config=config), drops)
+    (*problem._replace(config=config), drops, window)
     for config, of_sm80 in zip(SM90_CONFIGS, CONFIGS, strict=True)
     for problem in PROBLEMS
     if problem.config == of_sm80
     for drops in (False, True)
+    for window in (-1, 200)
 ]
+
+
+def has_short_window(problem):
+    """A sixteenth of the sequence, on both sides."""
+    _, seqlen_q, *_, causal, _, window = problem
+    return causal and window >= 0 and 16 * (window + 1) <= seqlen_q
+
+
+def is_never_sliced(problem):
+    """Groups of heads whose tiles differ in length, and dropout."""
+    *_, heads, heads_kv, packed, deterministic, causal, drops, window = problem
+    is_like_others = not packed and not deterministic and has_short_window(problem)
+    differ = (packed or causal or window >= 0) and not is_like_others
+    return drops or (heads > heads_kv and differ)
 
 
 def test_slices_of_sm90_are_problems_of_every_head_once(problem_slices_of):
     n_slices = 0
     for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
-        *_, heads, heads_kv, _, _, _, _ = problem
+        heads, heads_kv = problem[4:6]
         group, first = heads // heads_kv, 0
         for part in found.slices:
             assert part.heads == part.heads_kv * group, problem
@@ -248,7 +264,7 @@ def test_the_workspace_that_is_stated_is_what_slices_of_sm90_take(problem_slices
     differ in length, all heads run at a time."""
     short, times = 0, []
     for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
-        config, _, _, batch, heads, heads_kv, packed, _, causal, drops = problem
+        config, _, _, batch, _, heads_kv, packed, *_ = problem
         stated = found.bytes_of_workspace
         most = max(part.bytes_of_workspace for part in found.slices)
         at_a_time = stated // max(most, 1)
@@ -257,7 +273,7 @@ def test_the_workspace_that_is_stated_is_what_slices_of_sm90_take(problem_slices
         batches = 1 if packed else batch
         bytes_of_head = found.bytes_of_all / heads_kv
         of_slice = found.slices[0].heads_kv
-        if found.recycles or drops or (heads > heads_kv and (packed or causal)):
+        if found.recycles or is_never_sliced(problem):
             assert len(found.slices) == 1, problem
         elif of_slice > 1 and at_a_time * of_slice * bytes_of_head > 64 * MIB:
             assert at_a_time * of_slice * batches * found.n_blocks <= 2 * CTAS, problem
@@ -273,16 +289,20 @@ def test_the_workspace_that_is_stated_is_what_slices_of_sm90_take(problem_slices
 
 
 def test_recycled_sums_are_of_heads_whose_tiles_run_at_a_time(problem_slices_of):
-    """32 MB, or two heads of K and V for each that has some of 132 tiles, or of 264 in groups."""
+    """32 MB, 64 under windows, or two heads of K and V for each that has some of 132 tiles, or of
+    264 in groups. None under short windows, which have slices but with dropout."""
     n_recycling = {False: 0, True: 0}
     for problem, found in zip(SM90_PROBLEMS, problem_slices_of(SM90_PROBLEMS), strict=True):
         if not found.recycles:
             continue
-        _, _, _, batch, heads, heads_kv, *_ = problem
+        _, _, _, batch, heads, heads_kv, *_, drops, window = problem
+        assert drops or not has_short_window(problem), problem
         in_groups = heads > heads_kv
         bytes_of_sums, bytes_of_head = 4 * found.parts[0], found.bytes_of_all / (batch * heads_kv)
         at_a_time = -(-CTAS * (2 if in_groups else 1) // found.n_blocks)
-        assert bytes_of_sums <= max(32 * MIB, 2 * at_a_time * bytes_of_head), problem
+        assert bytes_of_sums <= max(
+            (64 if window >= 0 else 32) * MIB, 2 * at_a_time * bytes_of_head
+        ), problem
         assert bytes_of_sums < found.bytes_of_all, problem
         n_recycling[in_groups] += 1
     assert min(n_recycling.values()) > 3, n_recycling
