@@ -46,14 +46,13 @@ def ensure_built(
         return
     extents = _extents(q, k, packing)
     tensors, options = [], []
-    is_compiling = torch.compiler.is_compiling()
     for name, value in arguments.items():
         if name in PER_HEAD:
             tensors.append(name)
         elif name in TENSORS:
             continue  # features do not depend on it
         elif name != "config":
-            options.append((name, _static(value) if is_compiling else value))
+            options.append((name, static(value)))
     problem = (bool(packing), extents, tuple(tensors), tuple(options))
     arguments["config"] = _ensure(arguments["config"], problem, q.device.index)
 
@@ -78,12 +77,13 @@ def _extents(q: Tensor, k: Tensor, packing: Sequence[Any]) -> tuple[int, ...]:
         lengths = [n if has_static_value(n) else _LONGEST for n in lengths]
         if not all(has_static_value(n) for n in (batch, heads, heads_kv, *totals)):
             batch, heads, heads_kv, totals = 1, 1, 1, (0, 0)
-        d_head = _static(d_head)
-    return (batch, heads, heads_kv, *lengths, d_head, *totals)
+    return (batch, heads, heads_kv, *lengths, static(d_head), *totals)
 
 
-def _static(value: Any) -> Any:
-    """A number, which torch.compile specialises."""
+def static(value: Any) -> Any:
+    """A number of a problem. torch.compile specialises a graph to it."""
+    if value is None or isinstance(value, str) or not torch.compiler.is_compiling():
+        return value
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return guard_scalar(value)

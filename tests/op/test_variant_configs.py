@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import pyflash
 from pyflash.config import Arch, DType
 from pyflash.config.variant_needs import FEW_KEYS
-from pyflash.op.variants import jit
+from pyflash.op.variants import call, jit
 from pyflash.op.variants.jit import default_config
 from pyflash.variant import parse
 from pyflash.variant.library import named
@@ -67,21 +68,27 @@ def test_keys_are_counted_of_the_longest_sequence(keys, expected):
     assert jit._has_few_keys(packed, (starts, starts, 1, keys)) == expected
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("dynamic", "expected"), [(False, True), (True, False)])
-def test_lengths_that_a_graph_keeps_symbolic_may_be_long(dynamic, expected):
-    found = []
+def test_lengths_that_a_graph_keeps_symbolic_may_be_long(monkeypatch, dynamic, expected, packed):
+    """A call of which a GPU compiles the kernel asks for a config. Its d_head and options are those
+    of the graph."""
+    asked = []
+    monkeypatch.setattr(call, "is_asked", lambda q, compile: True)
+    monkeypatch.setattr(jit, "_ensure_once", lambda *problem: asked.append(problem[6]) or "")
 
-    def backend(graph, inputs):
-        found.append("sin" in graph.code)
-        return graph.forward
+    @torch.compile(backend="eager", fullgraph=True, dynamic=dynamic)
+    def run(q, starts, longest, left):
+        options = {"variant": "chunked", "tensors": {"chunk": 3}, "window_left": left}
+        if packed:
+            lengths = (starts, starts, longest, longest)
+            return pyflash.attention_varlen(q, q, q, *lengths, **options)
+        return pyflash.attention(q, q, q, **options)
 
-    @torch.compile(backend=backend, fullgraph=True, dynamic=dynamic)
-    def chosen(k):
-        return k.sin() if jit._has_few_keys(k, ()) else k.cos()
-
-    for keys in (100, 200):
-        chosen(torch.zeros(1, keys, 1, 64))
-    assert set(found) == {expected}
+    for keys in (20, 30):
+        q = torch.randn(2 * keys, 1, 64) if packed else torch.randn(2, keys, 1, 64)
+        run(q.half(), torch.tensor([0, keys, 2 * keys], dtype=torch.int32), keys, 7)
+    assert set(asked) == {expected}
 
 
 def test_the_smallest_d_head_that_is_large_enough_and_other_families():

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyflash.config import DType
 from pyflash.op.errors import call
+from pyflash.op.on_demand import static
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.arguments import Captured, summed_of
-from pyflash.op.variants.jit import ensure_gradients_built
+from pyflash.op.variants.jit import constants_of, ensure_gradients_built
 from pyflash.op.variants.kernels import options_in_backward
 
 REFERENCE = "reference"
@@ -46,8 +47,8 @@ def config_for(
         )
     if compiles:
         return ensure_gradients_built(captured.text, options, q, bool(packing), summed)
-    numbers = tuple((name, x) for name, x in options.items() if not isinstance(x, Tensor))
-    problem = (q.dtype, q.shape[-1], q.device.index, bool(packing))
+    numbers, _ = constants_of(options)
+    problem = (q.dtype, static(q.shape[-1]), q.device.index, bool(packing))
     return _built(captured.text, numbers, *problem, summed)
 
 

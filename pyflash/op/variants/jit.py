@@ -21,6 +21,7 @@ from pyflash.config import (
 )
 from pyflash.config.variant_needs import FEW_KEYS, NO_NEEDS, VariantNeeds
 from pyflash.op import library
+from pyflash.op.on_demand import static
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.features import backward_features_asked, features_asked
 from pyflash.variant.needs import needs_of
@@ -96,9 +97,9 @@ def ensure_built(
 
     Raises as `pyflash.op.on_demand.ensure_built` does.
     """
-    few_keys = _has_few_keys(k, packing)
-    own = _constant(arguments)
-    arguments["config"] = _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, few_keys)
+    few_keys, d_head = _has_few_keys(k, packing), static(q.shape[-1])
+    own = constants_of(arguments)
+    arguments["config"] = _ensure(text, *own, q.dtype, d_head, q.device.index, few_keys)
 
 
 def _has_few_keys(k: torch.Tensor, packing: tuple[Any, ...]) -> bool:
@@ -124,14 +125,14 @@ def ensure_gradients_built(
 ) -> str:
     """Compiles the kernel of the gradients of a variant, and of the captured tensors `summed`, by
     their places, as `ensure_built` does, and returns the short form of its config."""
-    own = _constant(options)
-    return _ensure(text, *own, q.dtype, q.shape[-1], q.device.index, False, packed, summed)
+    own, d_head = constants_of(options), static(q.shape[-1])
+    return _ensure(text, *own, q.dtype, d_head, q.device.index, False, packed, summed)
 
 
-def _constant(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
+def constants_of(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
     """The numbers, and the names of the tensors."""
-    numbers = tuple((name, x) for name, x in options.items() if not isinstance(x, torch.Tensor))
-    return numbers, tuple(name for name, x in options.items() if isinstance(x, torch.Tensor))
+    tensors = tuple(name for name, x in options.items() if isinstance(x, torch.Tensor))
+    return tuple((name, static(x)) for name, x in options.items() if name not in tensors), tensors
 
 
 def _ensure(*problem: Any) -> str:
