@@ -36,7 +36,7 @@ inline constexpr int kSumsOfTurn = 1024;
 inline constexpr int64_t kBytesOfRecycledSums = 32 << 20;
 inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
-// A window is short in a sequence of as many times its keys.
+// A window is short where a sequence has at least so many times its keys.
 inline constexpr int kWindowsOfLongSequence = 16;
 // What the sums of a slice of heads may take.
 inline constexpr int64_t kBytesOfSlice = 64 << 20;

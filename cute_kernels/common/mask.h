@@ -106,7 +106,7 @@ struct Mask {
     int const most = chunk != 0 ? chunk - 1 : kNoWindow;  // on either side of a query
     return n_queries + int64_t(smaller(window_left, most)) + smaller(window_right, most);
   }
-  // The most blocks of B_c keys. One that starts inside of a block reaches into one more.
+  // The most blocks of B_c keys that they attend together: keys that start inside of a block reach into one more.
   PYFLASH_HOST_DEVICE constexpr int64_t most_blocks(int n_queries, int B_c) const {
     return ceil_div(most_keys(n_queries), B_c) + 1;
   }

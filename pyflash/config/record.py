@@ -80,7 +80,7 @@ class Family:
     # Why a config has no room for a variant of such needs, a sentence; None: it has.
     variant_refusal: Callable[[Any, VariantNeeds], str | None] = lambda config, needs: None
     # The configs that run variants of such needs where none is named, best first; (): the ranked.
-    # few_keys: queries have FEW_KEYS or fewer.
+    # The bool: whether sequences have FEW_KEYS or fewer.
     for_variants: Callable[[VariantNeeds, bool], Sequence[KernelConfig]] = lambda *asked: ()
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
     emulation_watches_registers: bool = False

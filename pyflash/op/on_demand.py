@@ -63,21 +63,31 @@ def is_asked(q: Any, compile: bool) -> bool:
 
 
 def _extents(q: Tensor, k: Tensor, packing: Sequence[Any]) -> tuple[int, ...]:
-    """Those of a `Problem`. A graph of torch.compile has one kernel for every length that it keeps
-    symbolic, which stands for the longest: that needs the most features."""
+    """Those of a `Problem`. A length that a graph keeps symbolic stands for the longest, which
+    needs the most features."""
     *rows, heads, d_head = q.shape
     *rows_k, heads_kv, _ = k.shape
     if packing:
         batch, lengths, totals = packing[0].shape[0] - 1, packing[2:], (rows[0], rows_k[0])
     else:
         batch, lengths, totals = rows[0], (rows[1], rows_k[1]), (0, 0)
+    lengths = [longest(n) for n in lengths]
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import has_static_value
 
-        lengths = [n if has_static_value(n) else _LONGEST for n in lengths]
         if not all(has_static_value(n) for n in (batch, heads, heads_kv, *totals)):
             batch, heads, heads_kv, totals = 1, 1, 1, (0, 0)
     return (batch, heads, heads_kv, *lengths, static(d_head), *totals)
+
+
+def longest(length: Any) -> Any:
+    """A length, or the longest where a graph of torch.compile keeps it symbolic: the graph has one
+    kernel for all of them."""
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return length if has_static_value(length) else _LONGEST
+    return length
 
 
 def static(value: Any) -> Any:

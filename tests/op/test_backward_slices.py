@@ -229,7 +229,7 @@ SM90_PROBLEMS = [
 
 
 def has_short_window(problem):
-    """A sixteenth of the sequence, on both sides."""
+    """Whether masks cut both sides, and show at most a sixteenth of the sequence."""
     _, seqlen_q, *_, causal, _, window = problem
     return causal and window >= 0 and 16 * (window + 1) <= seqlen_q
 

@@ -100,9 +100,7 @@ _FOR_ANY_NEEDS = (
     ),
 )
 # Masks as bits, and few keys.
-_FOR_SHORT_MASKS = _of_each_dtype(
-    "overlap+persistent+rescale_threshold+three_ctas", "(FP16, 64, 64, 64, 1): sm90+stages_2"
-)
+_FOR_SHORT_MASKS = tuple(config for config in SHORT if config.B_c == 64)
 
 
 def for_variants(needs: VariantNeeds, few_keys: bool) -> Sequence[FlashForwardSm90Config]:

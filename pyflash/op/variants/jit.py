@@ -21,7 +21,7 @@ from pyflash.config import (
 )
 from pyflash.config.variant_needs import FEW_KEYS, NO_NEEDS, VariantNeeds
 from pyflash.op import library
-from pyflash.op.on_demand import static
+from pyflash.op.on_demand import longest, static
 from pyflash.op.selection import TORCH_DTYPES
 from pyflash.op.variants.features import backward_features_asked, features_asked
 from pyflash.variant.needs import needs_of
@@ -103,17 +103,10 @@ def ensure_built(
 
 
 def _has_few_keys(k: torch.Tensor, packing: tuple[Any, ...]) -> bool:
-    """A graph of torch.compile has one kernel for every length that it keeps symbolic, which may be
-    long."""
+    """Whether the longest sequence has FEW_KEYS or fewer."""
     if not packing and k.dim() != 4:
         return False  # the op refuses it
-    keys = packing[3] if packing else k.shape[1]
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import has_static_value
-
-        if not has_static_value(keys):
-            return False
-    return bool(keys <= FEW_KEYS)
+    return bool(longest(packing[3] if packing else k.shape[1]) <= FEW_KEYS)
 
 
 def ensure_gradients_built(
@@ -159,17 +152,16 @@ def _ensure_once(
     if of_q is None or not archs:
         return named
     if packed_gradients is None:
-        config = parse(named) if named else _default(text, of_q, d_head, archs[0], few_keys)
+        if named:
+            config = parse(named)
+        else:
+            needs = needs_of(normal_of(text))
+            config = default_config(of_q, d_head, archs[0], needs, few_keys=few_keys)
         features = features_asked(options, d_head, config.canonical())
     else:
         config = default_gradient_config(of_q, d_head, archs[0])
         features = backward_features_asked(options, packed_gradients)
     return _load(text, config, archs, features, summed)
-
-
-def _default(text: str, dtype: DType, d_head: int, arch: Arch, few_keys: bool) -> KernelConfig:
-    needs = needs_of(normal_of(text))
-    return default_config(dtype, d_head, arch, needs, few_keys=few_keys)
 
 
 def _asked(dtype: torch.dtype, device_index: int) -> tuple[DType | None, list[Arch]]:
