@@ -9,16 +9,20 @@ import pytest
 import torch
 from support.planted.mask_bits import BOOLS, BUGS, BUGS_OF_BOOLS, PLANTED
 from support.planted.planting import build_planted, is_right, switched_on
+from support.variants import values_of
 from torch import Tensor
 
 import pyflash
 from pyflash.config import parse as parse_config
+from pyflash.config.variant_needs import VariantNeeds
 from pyflash.emulator.run import run_library
-from pyflash.op.variants.arguments import captured_of
+from pyflash.op.variants.arguments import as_variant, captured_of
 from pyflash.op.variants.reference import expect
-from pyflash.variant import parse
+from pyflash.variant import Variant, parse
 from pyflash.variant.cpp import struct_of
-from pyflash.variant.library import natten_2d
+from pyflash.variant.library import named, names, natten_2d
+from pyflash.variant.needs import needs_of
+from pyflash.variant.tiles import Problem
 
 PINGPONG = "(FP16, 64, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 SHORT = "(FP16, 64, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+three_ctas"
@@ -63,12 +67,13 @@ def inputs(q_len: int, k_len: int, heads: int = 2, d_head: int = 64) -> list[Ten
     return [torch.randn(2, *size, d_head, generator=generator).half() for size in sizes]
 
 
-def check(text: str, qkv: list[Tensor], config: str = PINGPONG, **options: Any):
+def check(text: str | Variant, qkv: list[Tensor], config: str = PINGPONG, **options: Any):
     """That the kernel is its formula. The report, in which bools that are copied show."""
-    variant, tensors = parse(text), options.pop("tensors")
+    variant, tensors = as_variant(text), options.pop("tensors")
     out, lse, report = pyflash.emulate(*qkv, config, variant=variant, tensors=tensors, **options)
     report.check()
-    options.pop("num_splits", None)
+    for name in ("num_splits", "resident_ctas"):
+        options.pop(name, None)
     expect(*qkv, variant=variant, tensors=tensors, **options).check(out, lse)
     return report
 
@@ -84,6 +89,17 @@ def check(text: str, qkv: list[Tensor], config: str = PINGPONG, **options: Any):
 def test_layouts_of_configs(text, config):
     report = check(text, inputs(150, 384), CONFIGS[config], tensors=tensors_of(text, 150, 384))
     assert report.counts.cp_async == 0
+
+
+OF_BITS = [name for name in names() if needs_of(named(name).variant) == VariantNeeds(bits=True)]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 5.0}], ids=["plain", "capped"])
+@pytest.mark.parametrize("name", OF_BITS)
+def test_named_masks_in_tiles_for_few_keys(name, options):
+    at = Problem(60, 62, 2, 4) if name == "tree" else Problem(150, 300, 2, 4)  # tree: bits of keys
+    tensors, qkv = values_of(name, at), inputs(at.q_len, at.k_len, heads=at.heads)
+    check(named(name).variant, qkv, SHORT, tensors=tensors, resident_ctas=3, **options)
 
 
 @pytest.mark.parametrize("text", [COMPUTED, OF_BATCH, BIASED], ids=lambda x: x.partition("(")[0])

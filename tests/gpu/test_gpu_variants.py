@@ -12,11 +12,13 @@ from torch.nn.attention.flex_attention import create_block_mask
 import pyflash
 from pyflash.codegen.build import build_with_variants, nearest_archs
 from pyflash.config import DType, parse
+from pyflash.config.variant_needs import VariantNeeds
 from pyflash.op import library
 from pyflash.op.variants.jit import default_config
 from pyflash.op.variants.reference import expect
 from pyflash.variant import parse as parse_variant
 from pyflash.variant.library import named, names
+from pyflash.variant.needs import needs_of
 from pyflash.variant.tiles import Problem
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +31,8 @@ PROBLEMS = {
     "fewer keys": Problem(390, 140, 2, 2),
     "one query": Problem(1, 700, 3, 4),
 }
+BITS = VariantNeeds(bits=True)
+OF_BITS = [name for name in names() if needs_of(named(name).variant) == BITS]
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,22 @@ LONG = Problem(400, 25000, 1, 2)
 @pytest.mark.parametrize("name", names())
 def test_it_is_its_formula(configs, name, family, problem):
     check_formula(configs, name, family, PROBLEMS[problem])
+
+
+@pytest.fixture(scope="module")
+def config_for_few_keys() -> dict[str, str]:
+    """By family, that of masks as bits in short sequences, which is built with all of these."""
+    major, minor = torch.cuda.get_device_capability()
+    archs = nearest_archs([10 * major + minor])
+    own = default_config(DType.FP16, 64, archs[0], BITS, few_keys=True)
+    library.load(build_with_variants([named(name).variant for name in OF_BITS], [own], archs))
+    return {str(own.family): own.canonical().short_form()}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", OF_BITS)
+def test_masks_as_bits_are_their_formulas_in_tiles_for_few_keys(config_for_few_keys, name, problem):
+    check_formula(config_for_few_keys, name, "sm90_forward", PROBLEMS[problem])
 
 
 def check_formula(configs, name, family, at):
