@@ -75,39 +75,39 @@ struct BackwardParams : AttentionGradients {
     AttentionGradients::set_shape(shape, recycles(shape));
     padded_k = int(blocked_key_sums().n_rows(batch));
     // NOTE: where tiles differ in length, CTAs of few groups end long after each other.
-    bool const has_slices = group() == 1 || !tiles_differ() || slices_short_windows(shape);
+    bool const has_slices = group() == 1 || !tiles_differ() || slices_short_tiles(shape);
     divide(shape, kCtasAtATime, has_slices ? kBytesOfSlice : INT64_MAX);
   }
   // Whether heads have their sums of dQ in the same memory, one after another. Tiles of packed sequences differ in length, so that
   // heads would wait for each other's sums.
   constexpr bool recycles(BackwardShape const& shape) const {
-    return may_recycle(shape) && !slices_short_windows(shape);
+    return may_recycle(shape) && !slices_short_tiles(shape);
   }
   constexpr bool may_recycle(BackwardShape const& shape) const {
     return shape.recycles_sums && !deterministic && !k_sequences.is_packed();
   }
   // NOTE: one CTA rounds recycled sums of a head. Under windows that are short beside the sequences it takes longer than the tiles of
-  // all heads that have sums, and those of others would wait.
-  constexpr bool slices_short_windows(BackwardShape const& shape) const {
-    bool const is_short = kWindowsOfLongSequence * mask.most_keys(1) <= q_sequences.tensor_rows();
-    return may_recycle(shape) && shape.runs_slices && !dropout.drops() && is_short;
+  // all heads that have sums, and those of others would wait. What a variant's mask shows is not known here.
+  constexpr bool slices_short_tiles(BackwardShape const& shape) const {
+    int const n_queries = q_sequences.tensor_rows();
+    bool const is_short = kWindowsOfLongSequence * mask.most_keys(1) <= n_queries;
+    bool const may_be_short = shape.has_variant && n_queries >= kLongUnderVariant;
+    return may_recycle(shape) && shape.runs_slices && (is_short || may_be_short);
   }
   // Divides heads into slices, and groups of query heads among CTAs. n_ctas: that run at a time. bytes: that the sums of a slice may
   // take.
   constexpr void divide(BackwardShape const& shape, int n_ctas, int64_t bytes) {
     // Deterministic kernels add dK and dV up in registers, in the order of the heads.
     int const most_ctas = shape.divides_groups && !deterministic ? group() : 1;
-    slices_are_problems = shape.slices_are_problems;
+    slices_are_problems = shape.slices_are_problems && !dropout.drops() && !shape.has_variant;
     run_as_one_slice();
     ctas_of_group = 1;
     runs_two_slices = false;
     if (n_heads_of_keys() == 0) {
       return;
     }
-    // NOTE: bytes of dropout depend on the number of heads, and sums that are recycled are few.
-    bool const runs_slices =
-        shape.runs_slices && !(slices_are_problems && (recycles_sums() || dropout.drops()));
-    int64_t const least = 2 * int64_t(n_ctas) / most_ctas;  // tiles of a slice
+    bool const runs_slices = shape.runs_slices && !recycles_sums();  // those are few
+    int64_t const least = 2 * int64_t(n_ctas) / most_ctas;           // tiles of a slice
     if (runs_slices) {
       limit_slice(n_ctas, least, bytes);
     }

@@ -13,15 +13,18 @@ struct BackwardShape {
   bool lanes_are_neighbours = false;  // in the sums of dQ
   bool recycles_sums = false;         // heads may have their sums of dQ in the same memory
   bool divides_groups = false;        // CTAs may divide the query heads of a group
-  bool runs_slices = false;          // of heads, one after another, whose sums have the same memory
-  bool slices_are_problems = false;  // with runs_slices: kernels see the heads of a slice alone
+  bool runs_slices = false;  // of heads, one after another, whose sums have the same memory
+  // With runs_slices, without dropout or a variant, which go by the numbers of heads of the whole problem: kernels see the heads of a
+  // slice alone.
+  bool slices_are_problems = false;
+  bool has_variant = false;
   // The time of a column, beside that of the SM90 family where both run: selection takes the least columns times this.
   int slowness = 1;
 };
 
-// That of a config's kernel with a variant: what is captured goes by the numbers of heads of the whole problem.
+// That of a config's kernel with a variant.
 constexpr BackwardShape with_variant(BackwardShape shape) {
-  shape.runs_slices = shape.runs_slices && !shape.slices_are_problems;
+  shape.has_variant = true;
   return shape;
 }
 
@@ -38,6 +41,8 @@ inline constexpr int64_t kBytesOfShortTiles = 64 << 20;  // under a left window
 inline constexpr int kCtasAtATime = 132;
 // A window is short where a sequence has at least so many times its keys.
 inline constexpr int kWindowsOfLongSequence = 16;
+// Queries of a sequence in which a variant's mask may be a short window.
+inline constexpr int kLongUnderVariant = 8192;
 // What the sums of a slice of heads may take.
 inline constexpr int64_t kBytesOfSlice = 64 << 20;
 // That add to the sums of a query head for a block of keys.

@@ -18,7 +18,7 @@ namespace pyflash {
 
 // Bumped whenever a struct in this file, op.h, features.h, params.h or the header of an op changes its layout, or what a member
 // means. Configs, and which ops there are, have a digest of their own.
-inline constexpr int kKernelLibraryAbi = 36;
+inline constexpr int kKernelLibraryAbi = 37;
 
 // What rows of every op have.
 struct RowOfAnyOp {

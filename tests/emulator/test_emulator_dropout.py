@@ -139,13 +139,36 @@ def test_gradients_of_other_heads(
     assert wrong(config, shape, call, tuple(gradients)) == {}
 
 
+# Sums in one order, or under windows that are short beside the sequence.
+SLICED = {
+    "in_order": (Shape(2, 4, 2, 141, 173, options=dropping(causal=True)), True),
+    "short_windows": (
+        Shape(2, 3, 3, 300, 300, options=dropping(window_left=9, window_right=6)), False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICED)
 @pytest.mark.parametrize("family", BACKWARD)
-def test_packed_gradients(family: str) -> None:
+def test_gradients_of_slices_of_heads(family: str, name: str) -> None:
+    config, (shape, deterministic) = parse(BACKWARD[family]), SLICED[name]
+    call = make_call(config, shape)
+    *gradients, report = pyflash.emulate_backward(
+        *call.inputs, config, grad_lse=call.grad_lse, deterministic=deterministic,
+        resident_ctas=1, **shape.options,
+    )  # fmt: skip
+    report.check()
+    assert wrong(config, shape, call, tuple(gradients)) == {}
+
+
+@pytest.mark.parametrize("resident_ctas", [1, 132], ids=["slices", "all_heads"])
+@pytest.mark.parametrize("family", BACKWARD)
+def test_packed_gradients(family: str, resident_ctas: int) -> None:
     config = parse(BACKWARD[family])
-    packed = Packed(2, 1, (70, 0, 1, 133), (50, 3, 40, 133), options=dropping(causal=True))
+    packed = Packed(4, 2, (70, 0, 1, 133), (50, 3, 40, 133), options=dropping(causal=True))
     call = make_packed_call(config, packed)
     *gradients, report = pyflash.emulate_backward_varlen(
-        *call.inputs, config, grad_lse=call.grad_lse, **packed.options
+        *call.inputs, config, grad_lse=call.grad_lse, resident_ctas=resident_ctas, **packed.options
     )
     report.check()
     assert wrong_packed(call, tuple(gradients), LIMITS[config.dtype]) == {}

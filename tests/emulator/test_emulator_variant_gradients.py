@@ -54,6 +54,8 @@ PROBLEMS: dict[str, tuple[str, Extents, dict[str, Any]]] = {
     "scale": ("indices", Extents(1, 2, 1, 70, 70), {"softmax_scale": 0.4, "causal": True}),
     "ordered_lists": ("blocks", Extents(1, 4, 2, 150, 300), {"deterministic": True}),
     "ordered": ("documents", Extents(2, 2, 2, 150, 200), {"deterministic": True, "causal": True}),
+    # Slices of heads, one after another.
+    "many_in_order": ("of_heads", Extents(2, 4, 2, 150, 200), {"deterministic": True}),
     "ragged_queries": ("root", Extents(1, 1, 1, 70, 128), {}),
     # The last query of a block sees the first key of a tile, the last block the last of a tile.
     "last_query": ("of_heads", Extents(1, 1, 1, 128, 200), {}),
@@ -86,7 +88,7 @@ def _chosen(part: str, own: dict[str, Any]) -> tuple[Any, Captured]:
 @functools.cache
 def packed_problem(name: str) -> tuple[GradientCall, Captured]:
     part, lengths = PACKED[name]
-    at = Extents(len(lengths[0]), 2, 1, max(lengths[0]), max(lengths[1]))
+    at = Extents(len(lengths[0]), 4, 2, max(lengths[0]), max(lengths[1]))
     own = values(part, at.batch, at.heads, at.q_len, at.k_len)
     variant, chosen = _chosen(part, own)
     return make_call(at, torch.half, captured_of(variant, own), {}, lengths), chosen
@@ -101,7 +103,7 @@ def run(libraries, family: str, name: str, order: str = "ascending"):
         call, captured, options = problem_of(name)
     *found, report = run_backward_library(
         libraries[family], call.inputs, CONFIGS[family], captured=captured, order=order, seed=1,
-        resident_ctas=1 if name.startswith("many") else 132,
+        resident_ctas=1 if name.startswith(("many", "packed")) else 132,
         grad_lse=call.grad_lse, **{n: x for n, x in options.items() if n != "sinks"},
     )  # fmt: skip
     return errors(found, call.exact), report

@@ -4,7 +4,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.gpu_kernels import forbid_borrowed, skip_without_kernels_for, with_workspace
+from support.gpu_kernels import (
+    dropout_is_built,
+    forbid_borrowed,
+    skip_without_kernels_for,
+    with_workspace,
+)
 
 from pyflash import attention, attention_varlen
 
@@ -42,6 +47,8 @@ MASKS = {
     "window": {"window_left": 700, "window_right": 0},
     "short_window": {"window_left": 100, "window_right": 0},  # long sequences are in slices
     "softcap": {"softcap": 20.0},
+    "dropout": {"causal": True, "dropout_p": 0.2},
+    "dropout_short_window": {"window_left": 100, "window_right": 0, "dropout_p": 0.2},
 }
 
 
@@ -59,6 +66,8 @@ def make(sizes: Sizes):
 
 
 def forward(sizes: Sizes, qkv, **options):
+    if "dropout_p" in options:
+        options["dropout_state"] = torch.tensor([5, 7], device="cuda")
     if not sizes.lengths:
         return attention(*qkv, **options)
     starts = torch.tensor((0, *sizes.lengths), device="cuda", dtype=torch.int32).cumsum(0)
@@ -73,6 +82,8 @@ def test_as_with_sums_of_each_head(monkeypatch, name, mask):
     does not wait for another is rarely too early."""
     sizes, options = SIZES[name], MASKS[mask]
     skip_without_kernels_for(sizes.d_head)
+    if "dropout_p" in options and not dropout_is_built():
+        pytest.skip("the kernels with dropout are not built: pyflash build --set dropout")
     forbid_borrowed(monkeypatch)
     qkv, grad_out = make(sizes)
     expected = torch.autograd.grad(

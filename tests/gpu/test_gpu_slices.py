@@ -233,14 +233,22 @@ def bytes_of_two_tiles_a_cta(sizes: Sizes, B_c: int, in_order: bool) -> int:
     return 4 * sizes.d_head * n_heads * rows
 
 
-@pytest.fixture(scope="module")
-def variant_config() -> str:
-    """A config of the family that is built with the variant below, and a forward one."""
+VARIANT_CONFIGS = {
+    "sm80": "(FP16, 64, 64, 64, 4): sm80_bwd+stages_2",
+    "sm90": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
+}
+
+
+@pytest.fixture(scope="module", params=VARIANT_CONFIGS)
+def variant_config(request) -> str:
+    """A config of each family that is built with the variant below, and a forward one."""
     major, minor = torch.cuda.get_device_capability()
     archs = nearest_archs([10 * major + minor])
     variants = [parse_variant(VARIANT)]
     library.load(build_with_variants(variants, [default_config(DType.FP16, 64, archs[0])], archs))
-    config = parse("(FP16, 64, 64, 64, 4): sm80_bwd+stages_2")
+    config = parse(VARIANT_CONFIGS[request.param])
+    if config.violations(archs[0]):
+        pytest.skip("; ".join(text for _, text in config.violations(archs[0])))
     features = ["plain", "deterministic"]
     library.load(build_with_variants(variants, [config], archs, features))
     return config.canonical().short_form()
@@ -282,13 +290,17 @@ VARIANT = (
 )
 
 
+@pytest.mark.parametrize(
+    ("batch", "heads", "seqlen"), [(40, 36, 200), (3, 20, 8200)], ids=["short", "long"]
+)
 @pytest.mark.parametrize("in_order", [False, True], ids=["any_order", "in_order"])
-def test_a_variant_sees_the_numbers_of_all_heads(variant_config, monkeypatch, in_order):
+def test_a_variant_sees_the_numbers_of_all_heads(
+    variant_config, monkeypatch, in_order, batch, heads, seqlen
+):
     monkeypatch.setattr(variant_call, "config_for", lambda *_: variant_config)
     forbid_borrowed(monkeypatch)
     torch.manual_seed(0)
-    batch, heads, seqlen = 40, 36, 200
-    assert 4 * 64 * batch * heads * 256 > 64 * MIB
+    assert 4 * 64 * batch * heads * seqlen > 64 * MIB
     sizes = ((heads,), (heads // 2,), (heads // 2,), (heads,))
     q, k, v, grad_out = (
         torch.randn(batch, seqlen, *of, 64, device="cuda", dtype=torch.half) for of in sizes

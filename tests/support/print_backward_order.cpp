@@ -20,7 +20,7 @@ int main() {
     params.problem.heads = heads;
     params.problem.heads_kv = heads_kv;
     params.problem.set_shape({.B_r = 64, .B_c = B_c, .d_head = d_head}, recycles != 0);
-    sm90::backward::set_order(params, config, n_ctas);
+    sm90::backward::set_order(params, config, params.problem.n_heads_of_keys(), n_ctas);
     std::cout << params.order.by_section.divisor << ' ' << params.problem.heads_with_sums;
     for (int index = 0; index < params.order.n_tiles; ++index) {
       int n_block, head;

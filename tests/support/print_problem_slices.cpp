@@ -1,5 +1,5 @@
 // Slices of an SM90 backward, which are problems of their own. A line of input is a problem:
-//   d_head B_r B_c seqlen_q seqlen_k batch heads heads_kv packed deterministic causal dropout window
+//   d_head B_r B_c seqlen_q seqlen_k batch heads heads_kv packed deterministic causal window
 // where window is how many keys before its own a query attends, -1: all, and
 // packed sequences of these lengths follow one another. Every tensor has strides of its own. A line of output has the blocks of
 // keys of a head, whether sums are recycled, the bytes of all sums, those of the workspace, the elements of its parts, and of each slice: heads of q, heads of k,
@@ -35,18 +35,17 @@ int64_t heads_before(void const* data, int i, int64_t stride, int bytes) {
 int main() {
   FlashBackwardSm90Config config{};
   int seqlen_q, seqlen_k, window;
-  bool packed, causal, drops;
+  bool packed, causal;
   BackwardParams params{};
   while (std::cin >> config.d_head >> config.B_r >> config.B_c >> seqlen_q >> seqlen_k >>
          params.batch >> params.heads >> params.heads_kv >> packed >> params.deterministic >>
-         causal >> drops >> window) {
+         causal >> window) {
     static int starts[1];
     params.q_sequences = packed ? Sequences::packed(starts, seqlen_q, seqlen_q * params.batch)
                                 : Sequences::padded(seqlen_q);
     params.k_sequences = packed ? Sequences::packed(starts, seqlen_k, seqlen_k * params.batch)
                                 : Sequences::padded(seqlen_k);
     params.mask = {window < 0 ? kNoWindow : window, causal ? 0 : kNoWindow};
-    params.dropout = {.p = drops ? 0.5f : 0.f};
     params.q = place(0), params.q_strides.head = 1001;
     params.o = place(1), params.o_strides.head = 1003;
     params.grad_o = place(2), params.grad_o_strides.head = 1005;

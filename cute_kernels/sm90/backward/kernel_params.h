@@ -43,6 +43,8 @@ struct KernelParams {
   TileOrder order;
   Dropout dropout;
   int cluster;  // CTAs of a tile, at most max_cluster(): each goes through some query heads of the group
+  // Of k and v, counted through all batches: where the slice of heads begins. Kernels of which slices are problems do not read it.
+  int first_head;
 };
 
 }  // namespace pyflash::sm90::backward

@@ -110,12 +110,11 @@ inline int cluster_of(Config const& config, AttentionGradients const& problem, i
   return cluster;
 }
 
-// n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
-inline void set_order(KernelParams& params, Config const& config, int64_t n_ctas) {
+// n_heads: of k and v, that the kernel runs for. n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
+inline void set_order(KernelParams& params, Config const& config, int64_t n_heads, int64_t n_ctas) {
   AttentionGradients const& problem = params.problem;
   TileOrder& order = params.order;
   int64_t const n_blocks = count_blocks(config, problem);
-  int64_t const n_heads = problem.n_heads_of_keys();
   // CTAs go through the query heads of a group one after the other: those of one head of K and V are at about two at a time. A
   // section of fewer heads would hold too few tiles, and its longest ones start when those of the section before have ended.
   int const heads_at_a_time = std::min(problem.heads / problem.heads_kv, 2);
@@ -145,7 +144,8 @@ struct Plan {
 inline cudaError_t make_plan(Plan& plan, Config const& config, BackwardParams const& problem,
                              int64_t n_resident, TensorMapEncoder encoder) {
   plan = {};
-  int64_t const n_tiles = count_tiles(config, problem);
+  int64_t const n_heads = problem.heads_of_slice;
+  int64_t const n_tiles = count_blocks(config, problem) * n_heads;
   if (n_tiles == 0) {
     return cudaSuccess;
   }
@@ -154,10 +154,11 @@ inline cudaError_t make_plan(Plan& plan, Config const& config, BackwardParams co
   }
   plan.params.problem = problem;
   plan.params.dropout = problem.dropout;
+  plan.params.first_head = problem.first_head_of_slice;
   int const cluster = cluster_of(config, problem, n_tiles, n_resident);
   plan.params.cluster = cluster;
   plan.n_ctas = n_tiles * cluster;
-  set_order(plan.params, config, std::max<int64_t>(n_resident / cluster, 1));
+  set_order(plan.params, config, n_heads, std::max<int64_t>(n_resident / cluster, 1));
   return set_tensor_maps(plan.params, config, encoder);
 }
 

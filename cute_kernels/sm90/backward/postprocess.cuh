@@ -31,7 +31,8 @@ CUTE_DEVICE void postprocess_cta(BackwardParams const& problem) {
   int const thread = device::thread_idx();
   int const slab = thread / kWarpgroup;
   using Piece = PieceDQ<kColumns>;
-  float4 const* const vectors = vectors_of<Piece>(problem.sums_of(row), slab);
+  float4 const* const vectors =
+      vectors_of<Piece>(problem.sums_of(problem.first_slice_row() + row), slab);
   store_rounded<Element, Piece>(problem, piece, slab,
                                 smem.rows + thread / 32 * kWarpRows * Piece::kSlab,
                                 [&](int i) { return device::load(vectors + i * 32); });

@@ -28,6 +28,9 @@ CUTE_DEVICE Tile<kFeatures> tile_of(variant::ParamsOf<KernelParams, Variant> con
     tile.column_part = n_block % Traits::kColumnParts;
     n_block /= Traits::kColumnParts;
   }
+  if constexpr (kFeatures.dropout || variant::kIsVariant<Variant>) {
+    head += params.first_head;
+  }
   order.by_heads(tile.batch, tile.head_kv, head);
   tile.take_heads(index % params.cluster, params.cluster);
   if constexpr (!kFeatures.deterministic) {

@@ -261,6 +261,26 @@ BUGS = [
         "equal_tiles",
         ("sm90",),
     ),
+    _bug(
+        "sm90_each_slice_has_the_first_heads",
+        condition(
+            "head += params.first_head;",
+            "head += BUG ? 0 : params.first_head;",
+            "sm90/backward/problem.h",
+        ),
+        "many_in_order",
+        ("sm90",),
+    ),
+    _bug(
+        "sm90_sums_of_a_slice_rounded_from_other_rows",
+        condition(
+            "problem.first_slice_row() + row",
+            "(BUG ? 0 : problem.first_slice_row()) + row",
+            "sm90/backward/postprocess.cuh",
+        ),
+        "packed_documents",
+        ("sm90",),
+    ),
     _swapped(
         "a_block_without_its_last_query",
         _LISTS,
