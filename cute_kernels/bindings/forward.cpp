@@ -197,6 +197,52 @@ Outputs run(Call const& call, Problem& problem, Tensor const& q, Outputs const* 
                 : run_on_cpu(problem, q, call.options.config, nullptr, given);
 }
 
+VariantCall take_variant(Arguments& arguments) {
+  return {.text = arguments.take<std::string>(),
+          .tensors = arguments.take_tensors("a tensor of the variant", /*optional=*/true),
+          .reals = arguments.take_list<double>(),
+          .integers = arguments.take_list<int64_t>()};
+}
+
+// Runs a call with a variant.
+void put_variant_results(StableIValue* stack, Tensor const& q, Call const& call,
+                         VariantCall const& variant,
+                         std::optional<std::vector<int64_t>> const& promised) {
+  // NOTE: a variant reads heads and positions, which the simplified problem of one query has no more.
+  Problem problem = problem_as_asked(call);
+  auto const program = known_variant(variant.text);
+  CpuVariant const captured{*program,
+                            check_variant(variant, *program, call.q.device, call.options)};
+  Promise const promise = Promise::of(promised, captured.arguments);
+  bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
+  Outputs const outputs =
+      on_gpu ? run_variant_on_gpu(problem, q, captured, promise, call.options.config)
+             : run_on_cpu(problem, q, call.options.config, &captured);
+  put_results(stack, outputs.out, outputs.lse);
+}
+
+// The first arguments of ops over pages.
+Call take_paged_inputs(Arguments& arguments) {
+  Call call{.q = arguments.take_tensor("q"),
+            .k = arguments.take_tensor("k_cache"),
+            .v = arguments.take_tensor("v_cache")};
+  call.paging = Paging{.block_table = arguments.take_tensor("block_table"),
+                       .seqlens_k = arguments.take_tensor("seqlens_k"),
+                       .packed = {}};
+  return call;
+}
+void take_packed_queries(Call& call, Arguments& arguments) {
+  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
+  auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
+  require(cu_seqlens_q.has_value() || !max_seqlen_q.has_value(),
+          "max_seqlen_q came without cu_seqlens_q: expected both, or neither");
+  require(max_seqlen_q.has_value() || !cu_seqlens_q.has_value(),
+          "cu_seqlens_q came without max_seqlen_q: expected both, or neither");
+  if (cu_seqlens_q) {
+    call.paging->packed = PackedQueries{*cu_seqlens_q, *max_seqlen_q};
+  }
+}
+
 // A call of attention over pages with any q of these shapes.
 struct ScheduleCall {
   explicit ScheduleCall(Arguments& arguments) {
@@ -311,21 +357,8 @@ void fill_schedule(StableIValue* stack) {
 
 void forward_paged(StableIValue* stack, bool into) {
   Arguments arguments(stack);
-  Call call{.q = arguments.take_tensor("q"),
-            .k = arguments.take_tensor("k_cache"),
-            .v = arguments.take_tensor("v_cache")};
-  call.paging = Paging{.block_table = arguments.take_tensor("block_table"),
-                       .seqlens_k = arguments.take_tensor("seqlens_k"),
-                       .packed = {}};
-  auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
-  auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
-  require(cu_seqlens_q.has_value() || !max_seqlen_q.has_value(),
-          "max_seqlen_q came without cu_seqlens_q: expected both, or neither");
-  require(max_seqlen_q.has_value() || !cu_seqlens_q.has_value(),
-          "cu_seqlens_q came without max_seqlen_q: expected both, or neither");
-  if (cu_seqlens_q) {
-    call.paging->packed = PackedQueries{*cu_seqlens_q, *max_seqlen_q};
-  }
+  Call call = take_paged_inputs(arguments);
+  take_packed_queries(call, arguments);
   call.paging->k_scale = arguments.take_optional_tensor("k_scale");
   call.paging->v_scale = arguments.take_optional_tensor("v_scale");
   auto const schedule = arguments.take_optional_tensor("schedule");
@@ -348,16 +381,21 @@ void forward_paged(StableIValue* stack, bool into) {
   put_results(stack, outputs.out, outputs.lse);
 }
 
+void forward_paged_variant(StableIValue* stack) {
+  Arguments arguments(stack);
+  Call call = take_paged_inputs(arguments);
+  VariantCall const variant = take_variant(arguments);
+  take_packed_queries(call, arguments);
+  call.options = arguments.take_options();
+  put_variant_results(stack, arguments.tensor(0), call, variant, std::nullopt);
+}
+
 void forward_variant(StableIValue* stack) {
   Arguments arguments(stack);
   Call call{.q = arguments.take_tensor("q"),
             .k = arguments.take_tensor("k"),
             .v = arguments.take_tensor("v")};
-  VariantCall variant{
-      .text = arguments.take<std::string>(),
-      .tensors = arguments.take_tensors("a tensor of the variant", /*optional=*/true),
-      .reals = arguments.take_list<double>(),
-      .integers = arguments.take_list<int64_t>()};
+  VariantCall const variant = take_variant(arguments);
   auto const cu_seqlens_q = arguments.take_optional_tensor("cu_seqlens_q");
   auto const cu_seqlens_k = arguments.take_optional_tensor("cu_seqlens_k");
   auto const max_seqlen_q = arguments.take<std::optional<int64_t>>();
@@ -373,18 +411,7 @@ void forward_variant(StableIValue* stack) {
   arguments.take<std::string>();  // whose kernels compute gradients: autograd's affair
   auto const promised = arguments.take<std::optional<std::vector<int64_t>>>();
   call.options = arguments.take_options();
-  // NOTE: a variant reads heads and positions, which the simplified problem of one query has no more.
-  Problem problem = problem_as_asked(call);
-  auto const program = known_variant(variant.text);
-  CpuVariant const captured{*program,
-                            check_variant(variant, *program, call.q.device, call.options)};
-  Promise const promise = Promise::of(promised, captured.arguments);
-  Tensor const& q = arguments.tensor(0);
-  bool const on_gpu = call.q.device.kind == Device::Kind::kCuda;
-  Outputs const outputs =
-      on_gpu ? run_variant_on_gpu(problem, q, captured, promise, call.options.config)
-             : run_on_cpu(problem, q, call.options.config, &captured);
-  put_results(stack, outputs.out, outputs.lse);
+  put_variant_results(stack, arguments.tensor(0), call, variant, promised);
 }
 
 void forward(StableIValue* stack, bool packed) {

@@ -1,4 +1,4 @@
-// The ops fwd, fwd_varlen, fwd_paged and fwd_variant, and those of schedules: from their arguments on the stack to their results
+// The ops fwd, fwd_varlen, fwd_paged, fwd_variant and fwd_paged_variant, and those of schedules: from their arguments on the stack to their results
 // there.
 #pragma once
 
@@ -16,5 +16,7 @@ void plan_schedule(StableIValue* stack);
 void fill_schedule(StableIValue* stack);
 // q, k and v; a variant and what it captures; what sets sequences apart, or nothing; options.
 void forward_variant(StableIValue* stack);
+// The same over pages.
+void forward_paged_variant(StableIValue* stack);
 
 }  // namespace pyflash

@@ -51,6 +51,7 @@ void fwd_varlen(StableIValue* stack, uint64_t, uint64_t) { forward(stack, /*pack
 void fwd_paged(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack, /*into=*/false); }
 void fwd_paged_out(StableIValue* stack, uint64_t, uint64_t) { forward_paged(stack, /*into=*/true); }
 void fwd_variant(StableIValue* stack, uint64_t, uint64_t) { forward_variant(stack); }
+void fwd_paged_variant(StableIValue* stack, uint64_t, uint64_t) { forward_paged_variant(stack); }
 void schedule_plan(StableIValue* stack, uint64_t, uint64_t) { plan_schedule(stack); }
 void schedule_fill(StableIValue* stack, uint64_t, uint64_t) { fill_schedule(stack); }
 void rows_appended(StableIValue* stack, uint64_t, uint64_t) { append_rows(stack); }
@@ -335,11 +336,16 @@ STABLE_TORCH_LIBRARY(pyflash, m) {
       options_schema();
   m.def(("plan_schedule(" + scheduled + ") -> (str config, int size)").c_str());
   m.def(("fill_schedule(Tensor(a!) schedule, " + scheduled + ") -> ()").c_str());
+  std::string const variant = "str text, Tensor[]? tensors, float[]? reals, SymInt[]? integers, ";
+  m.def(forward_schema("fwd_paged_variant",
+                       "Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqlens_k, " +
+                           variant + "Tensor? cu_seqlens_q=None, SymInt? max_seqlen_q=None")
+            .c_str());
   m.def(forward_schema("fwd_variant",
-                       "Tensor k, Tensor v, str text, Tensor[]? tensors, float[]? reals, "
-                       "SymInt[]? integers, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-                       "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-                       "str backward=\"\", int[]? promise=None",
+                       "Tensor k, Tensor v, " + variant +
+                           "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+                           "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+                           "str backward=\"\", int[]? promise=None",
                        /*separator=*/"")  // torch's public autograd takes no tensors by name alone
             .c_str());
   m.def(
@@ -401,6 +407,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CUDA, m) {
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
   m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
+  m.impl("fwd_paged_variant", pyflash::noted<pyflash::fwd_paged_variant>);
   m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
   m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);
@@ -415,6 +422,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyflash, CPU, m) {
   m.impl("fwd_paged", pyflash::noted<pyflash::fwd_paged>);
   m.impl("fwd_paged.out", pyflash::noted<pyflash::fwd_paged_out>);
   m.impl("fwd_variant", pyflash::noted<pyflash::fwd_variant>);
+  m.impl("fwd_paged_variant", pyflash::noted<pyflash::fwd_paged_variant>);
   m.impl("plan_schedule", pyflash::noted<pyflash::schedule_plan>);
   m.impl("fill_schedule", pyflash::noted<pyflash::schedule_fill>);
   m.impl("append_rows", pyflash::noted<pyflash::rows_appended>);

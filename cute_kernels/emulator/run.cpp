@@ -138,7 +138,8 @@ class ForwardRun final : public Run {
   Launch launch_of(int, Emulator& emulator) override {
     variant::Arguments arguments = captured();
     arguments.host_starts_q = params_.q_sequences().starts;
-    arguments.host_starts_k = params_.kv().sequences.starts;
+    KvSource const kv = params_.kv();
+    arguments.host_starts_k = kv.is_paged() ? kv.pages.lengths : kv.sequences.starts;
     write_list();
     prepare_shares();
     prepare_parts();

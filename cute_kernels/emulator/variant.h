@@ -79,7 +79,7 @@ struct VariantLaunch {
   static variant::ListedProblem with_host_starts(variant::ListedProblem problem,
                                                  variant::Arguments const& captured) {
     problem.q.starts = captured.host_starts_q;
-    problem.k.starts = captured.host_starts_k;
+    (problem.k_lengths != nullptr ? problem.k_lengths : problem.k.starts) = captured.host_starts_k;
     return problem;
   }
 

@@ -23,7 +23,7 @@ struct Arguments {
   std::vector<TensorArgument> tensors;
   std::vector<double> reals;
   std::vector<int64_t> integers;
-  // The starts of packed sequences, where the kernel's are not addresses of the host.
+  // The starts of packed sequences, or the lengths of those in pages, where the kernel's are not addresses of the host.
   int const* host_starts_q = nullptr;
   int const* host_starts_k = nullptr;
   // Where the gradients of each tensor are summed, nullptr for one whose gradients are not; or empty.

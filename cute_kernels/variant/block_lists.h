@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cute_kernels/common/integers.h"
+#include "cute_kernels/common/kv_source.h"
 #include "cute_kernels/common/mask.h"
 #include "cute_kernels/common/sequence.h"
 #include "cute_kernels/variant/bounds.h"
@@ -102,10 +103,27 @@ struct ListedProblem {
   int group;               // heads of q that are rows of a tile, neighbours
   int warpgroups = 0;      // of a tile, where kernels take a mask as bits (mask_bits.h), or spans
   bool is_judged = false;  // places of lists hold what is shown of their blocks
+  int const* k_lengths =
+      nullptr;  // (batch), keys of sequences whose keys lie in pages; k: what these have room for
+
+  // Whether lengths differ between sequences.
+  PYFLASH_HOST_DEVICE constexpr bool has_lengths() const {
+    return q.is_packed() || k.is_packed() || k_lengths != nullptr;
+  }
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+  template <class Loader>
+  PYFLASH_HOST_DEVICE constexpr Rows k_rows(int sequence, Loader const& load) const {
+    if (k_lengths == nullptr) {
+      return k.rows_of(sequence, load);
+    }
+    return Pages{.lengths = k_lengths}.rows_of(sequence, k.longest, load);
+  }
 
   template <class Variant>
   constexpr BlockLists lists() const {
-    bool const per_batch = Variant::kMaskReadsBatch || q.is_packed();
+    bool const per_batch = Variant::kMaskReadsBatch || has_lengths();
     return {.data = nullptr,
             .batches = per_batch ? batch : 1,
             .heads = Variant::kMaskReadsHead ? heads / group : 1,
@@ -260,7 +278,7 @@ PYFLASH_HOST_DEVICE void write_list(typename Variant::Params const& captured,
                                     Loader const& load) {
   TileOfLists const at = lists.tile_of(number);
   Rows const q_rows = problem.q.rows_of(at.batch, load);
-  Rows const k_rows = problem.k.rows_of(at.batch, load);
+  Rows const k_rows = problem.k_rows(at.batch, load);
   Lengths const lengths{q_rows.length, k_rows.length, 0, 0};
   int const head = at.head * problem.group;
   int* const list = lists.list(at.batch, at.head, at.tile);

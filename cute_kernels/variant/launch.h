@@ -145,13 +145,14 @@ cudaError_t make_order(Making const& making, int const*& order, Sort const& sort
 inline MadeBefore made_before(ListedProblem const& problem, bool takes_order, bool walks_lists,
                               int64_t n_ints) {
   // NOTE: a member that is added does not compile before it is among the numbers.
-  auto const& [q, k, mask, batch, heads, n_queries, B_c, group, warpgroups, is_judged] = problem;
+  auto const& [q, k, mask, batch, heads, n_queries, B_c, group, warpgroups, is_judged, k_lengths] =
+      problem;
   auto const& [q_starts, q_longest, q_total] = q;
   auto const& [k_starts, k_longest, k_total] = k;
   auto const& [window_left, window_right, chunk] = mask;
   return {
       .n_ints = n_ints,
-      .is_of_host = q_starts == nullptr && k_starts == nullptr,
+      .is_of_host = q_starts == nullptr && k_starts == nullptr && k_lengths == nullptr,
       .numbers = {q_longest, q_total, k_longest, k_total, window_left, window_right, chunk, batch,
                   heads, n_queries, B_c, group, warpgroups, is_judged, takes_order, walks_lists}};
 }

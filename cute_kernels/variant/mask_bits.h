@@ -461,7 +461,7 @@ PYFLASH_HOST_DEVICE void judge_blocks_from(typename Variant::Params const& captu
     TileOfLists const at = lists.tile_of(list);
     int const block = first + i - list * lists.blocks;
     Rows const q_rows = problem.q.rows_of(at.batch, load);
-    Rows const k_rows = problem.k.rows_of(at.batch, load);
+    Rows const k_rows = problem.k_rows(at.batch, load);
     int const first_query = at.tile * problem.n_queries;
     int const end_query = smaller(first_query + problem.n_queries, q_rows.length);
     Interval const listed = listed_blocks(problem, lists, q_rows, k_rows, first_query, end_query);

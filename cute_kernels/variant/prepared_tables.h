@@ -23,8 +23,7 @@ struct PreparedShape {
 PYFLASH_HOST_DEVICE constexpr PreparedShape prepared_shape(PreparedField const& field,
                                                            ListedProblem const& problem) {
   constexpr int kVector = 4;  // of which each is aligned
-  bool const is_packed = problem.q.is_packed() || problem.k.is_packed();
-  bool const per_batch = field.reads_batch || (field.reads_lengths && is_packed);
+  bool const per_batch = field.reads_batch || (field.reads_lengths && problem.has_lengths());
   int const queries = problem.q.most_blocks(problem.n_queries) * problem.n_queries;
   int const keys = problem.k.most_blocks(problem.B_c) * problem.B_c;
   int64_t length = 0;
@@ -99,7 +98,7 @@ PYFLASH_HOST_DEVICE void write_prepared(typename Variant::Params const& captured
       int const head = int(place / shape.length % shape.heads);
       int const batch = int(place / shape.length / shape.heads);
       Lengths const lengths{problem.q.rows_of(batch, load).length,
-                            problem.k.rows_of(batch, load).length, 0, 0};
+                            problem.k_rows(batch, load).length, 0, 0};
       memory[index] = Variant::prepare(i, captured, lengths, batch, head, at);
       return;
     }

@@ -28,7 +28,12 @@ from pyflash.op.invariant import AT_FIXED_KEYS
 from pyflash.op.options import Scope, of_scope, refuse_unknown, shows_options
 from pyflash.op.schedule import BY_LENGTH
 from pyflash.op.variants.arguments import Captured, captured_of
-from pyflash.op.variants.features import backward_features_asked, features_asked
+from pyflash.op.variants.features import (
+    are_gathered,
+    backward_features_asked,
+    features_asked,
+    on_pages,
+)
 from pyflash.variant import Bound, Variant
 from pyflash.variant.parser import normal_of
 
@@ -175,8 +180,10 @@ def _emulate(
         (library,) = build_emulated([config], features=features).values()
     else:
         captured = captured_of(variant, tensors)
-        features = [features_asked(options, inputs[0].shape[-1], config)]
-        (library,) = build_emulated([config], normal_of(captured.text), features).values()
+        asked = features_asked(options, inputs[0].shape[-1], config)
+        if pages:
+            asked = on_pages(asked, are_gathered(inputs[1].shape[1], pages[0].shape[1]))
+        (library,) = build_emulated([config], normal_of(captured.text), [asked]).values()
     return run_library(
         library,
         inputs,

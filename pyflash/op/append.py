@@ -11,6 +11,7 @@ from torch import Tensor
 from pyflash.op.autograd import is_seen_by_nobody
 from pyflash.op.autograd.formulas import VMAP, refusal
 from pyflash.op.errors import (
+    NO_GRADIENTS_OVER_PAGES,
     check_device,
     check_integers,
     check_type,
@@ -220,21 +221,17 @@ def _check_append(
         check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
 
 
-_NO_GRADIENTS = (
-    "pyflash: attention over pages and append_kv have no gradients: expected tensors that do not "
-    "require them, or torch.no_grad()"
-)
-
-
 def _refusing_gradients(op: Any) -> Callable[..., Any]:
     """The op's kernel for Autograd: refuses in forward what would need gradients."""
 
     def kernel(*inputs: Any, **options: Any) -> Any:
-        given = (*inputs, *options.values())
+        given = []
+        for x in (*inputs, *options.values()):
+            given.extend(x if isinstance(x, list) else [x])
         if torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in given
         ):
-            raise RuntimeError(_NO_GRADIENTS)
+            raise RuntimeError(NO_GRADIENTS_OVER_PAGES)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs, **options)
 
@@ -253,6 +250,7 @@ def _register(library: torch.library.Library) -> None:
     for name, op in (
         ("fwd_paged", ops.fwd_paged.default),
         ("fwd_paged.out", ops.fwd_paged.out),
+        ("fwd_paged_variant", ops.fwd_paged_variant.default),
         ("append_kv", ops.append_kv.default),
     ):
         library.impl(name, _refusing_gradients(op), "Autograd")

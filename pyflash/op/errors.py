@@ -16,6 +16,11 @@ from pyflash.op.options import kinds_of_options
 
 LARGEST = 2**63 - 1
 
+NO_GRADIENTS_OVER_PAGES = (
+    "pyflash: attention over pages and append_kv have no gradients: expected tensors that do not "
+    "require them, or torch.no_grad()"
+)
+
 # What an argument may be, by its kind, and in words.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "tensor": ((Tensor,), "a tensor"),

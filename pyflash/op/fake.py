@@ -74,6 +74,27 @@ def _fwd_paged(
     return q.new_empty(q.shape), q.new_empty((*batch, heads, seqlen_q), dtype=torch.float32)
 
 
+@torch.library.register_fake("pyflash::fwd_paged_variant")
+def _fwd_paged_variant(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Tensor,
+    text: str,
+    tensors: list[Tensor] | None,
+    reals: list[float] | None,
+    integers: list[int] | None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    for tensor in tensors or []:
+        check_device(q, **{"a tensor of the variant": tensor})
+    lengths = (block_table, seqlens_k, cu_seqlens_q, max_seqlen_q)
+    return _fwd_paged(q, k_cache, v_cache, *lengths, **options)
+
+
 @torch.library.register_fake("pyflash::fwd_paged.out")
 def _fwd_paged_out(*inputs: Any, out: Tensor, lse: Tensor, **options: Any) -> None:
     for name, given, made in zip(

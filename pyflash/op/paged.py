@@ -7,6 +7,7 @@ append.py writes pages.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -20,6 +21,8 @@ from pyflash.op.invariant import invariant_arguments
 from pyflash.op.options import AttentionOptions, shows_options
 from pyflash.op.own_rows import own_rows
 from pyflash.op.schedule import Schedule, scheduled_arguments
+from pyflash.op.variants.call import paged_with_variant, refuse_values
+from pyflash.variant import Bound, Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +38,9 @@ class PagedOptions(AttentionOptions, total=False):
     batch_invariant: bool
     k_scale: Tensor | None
     v_scale: Tensor | None
+    variant: Variant | Bound | str | None
+    tensors: Mapping[str, Any] | None
+    compile: bool
 
 
 # The types of the devices that it runs on.
@@ -89,6 +95,9 @@ def attention_paged(
     batch_invariant: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    variant: Variant | Bound | str | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    compile: bool = False,
     return_lse: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -123,6 +132,12 @@ def attention_paged(
     their elements count; d_head is a multiple of 16 then. batch_invariant takes them on the CPU
     alone.
 
+    variant, tensors: those of `attention`; query i of a sequence is number i, and the key that it
+    is aligned with is q + k_len - q_len. compile: on a GPU the variant's kernel is compiled if it
+    is not built, as in `attention`. Keys that the variant hides from some queries, but not from all
+    of a tile, are read and must be finite. Not with out, schedule, batch_invariant, or caches in
+    float8_e4m3fn; num_splits = 0 is 1.
+
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking
     would synchronize, lengths are clamped, and keys and values of such a page are zeros.
@@ -142,6 +157,25 @@ def attention_paged(
         schedule is None or batch_invariant is False,
         "schedule came with batch_invariant: expected one of them, because shares of the keys "
         "follow from the lengths of a batch",
+    )
+    if variant is not None:
+        _refuse_beside_variant(schedule=schedule, out=out, k_scale=k_scale, v_scale=v_scale)
+        invariant_arguments(batch_invariant, arguments, q, k_cache, variant=variant)
+        out, lse = paged_with_variant(
+            (q, k_cache, v_cache),
+            (block_table, seqlens_k),
+            (cu_seqlens_q, max_seqlen_q),
+            variant,
+            tensors,
+            arguments,
+            compile,
+        )
+        return (out, lse) if return_lse else out
+    refuse_values(tensors, "")
+    require(
+        compile is False,
+        "compile came without variant: expected both, since `pyflash build` builds the kernels "
+        "over pages",
     )
     arguments = invariant_arguments(batch_invariant, arguments, q, k_cache, max_seqlen_q)
     work, arguments = scheduled_arguments(schedule, arguments, q)
@@ -170,6 +204,12 @@ def attention_paged(
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(out)
     return (out, lse) if return_lse else out
+
+
+def _refuse_beside_variant(**others: Any) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"pyflash: {name} came with a variant: expected one of them")
 
 
 @overload

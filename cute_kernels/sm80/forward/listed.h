@@ -16,7 +16,8 @@ inline variant::ListedProblem listed_problem(FlashForwardKernelConfig const& con
           .heads = problem.heads,
           .n_queries = config.B_r,
           .B_c = config.B_c,
-          .group = 1};
+          .group = 1,
+          .k_lengths = problem.pages.lengths};
 }
 
 // Tiles start in the order of their numbers.

@@ -289,7 +289,8 @@ struct Consumer {
   // Rows of a page hold anything where no query attends them any more, too.
   CUTE_DEVICE void clear_head_of_V() {
     if constexpr (kBoxesOfPages && kFeatures.left_window) {
-      int const n_rows = first_key<kFeatures>(params, now.tile) - now.blocks.begin * kBlockN;
+      int const n_rows =
+          first_key<kFeatures>(params, now.tile) - now.block_at(now.blocks.begin).number * kBlockN;
       if (n_rows > 0) {
         gemms.clear_rows_of_V(0, n_rows);
       }

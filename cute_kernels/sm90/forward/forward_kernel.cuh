@@ -84,9 +84,9 @@ CUTE_DEVICE void forward_cta(ParamsWith<Variant> const& params) {
       }
     }
     if constexpr (kFeatures.gathered_kv) {
-      gather_tiles<Traits, kFeatures>(params, smem, warp);
+      gather_tiles<Traits, kFeatures, Variant>(params, smem, warp);
     } else if constexpr (kFeatures.paged_kv) {
-      load_paged_tiles<Traits, kFeatures>(params, smem, warp);
+      load_paged_tiles<Traits, kFeatures, Variant>(params, smem, warp);
     } else if (device::elect_one()) {
       load_tiles<Traits, kFeatures, Variant>(params, smem, warp);
     }

@@ -49,17 +49,17 @@ struct WarpCopies {
 };
 
 // By each warp. Rows that no query of the tile attends, and those of pages that do not exist, become zeros.
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
-                              int warp) {
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void gather_tiles(ParamsWith<Variant> const& params,
+                              typename Traits::SharedStorage& smem, int warp) {
   using Element = typename Traits::Element;
   using Slabs = typename Traits::Slabs;
   using Copies = WarpCopies<Traits>;
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kNoPage = -1;
 
-  ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
-  QLoader<Traits, kFeatures, KernelParams> loader_of_Q(params, smem);
+  ScheduleOf<Traits, kFeatures, Variant> schedule(params, smem.share);
+  QLoader<Traits, kFeatures, ParamsWith<Variant>> loader_of_Q(params, smem);
   auto load_Q = [&](Tile const& tile) {
     device::at(Site::Q_g2s);
     if (device::thread_idx() % 32 == 0) {  // the one that knows where it is in the ring
@@ -92,6 +92,7 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
       auto const* const head = reinterpret_cast<char const*>(first_row + copies.column());
       int const* const table = pages.table + tile.batch * pages.table_stride;
       int const first = first_key<kFeatures>(params, tile);
+      auto const walk = schedule.walk(params, tile);
       // The page of a row, if some query of the tile attends its key. NOTE: other entries may hold anything.
       auto page_of = [&](int n_block, int lookup) {
         int const row = copies.row_of_lookup(lookup);
@@ -110,20 +111,22 @@ CUTE_DEVICE void gather_tiles(KernelParams const& params, typename Traits::Share
       int next_pages[Copies::kLookups];
       CUTE_UNROLL
       for (int i = 0; i < Copies::kLookups; ++i) {
-        next_pages[i] = tile.blocks.size() > 0 ? page_of(tile.blocks.end - 1, i) : kNoPage;
+        next_pages[i] =
+            tile.blocks.size() > 0 ? page_of(walk[tile.blocks.end - 1].number, i) : kNoPage;
       }
       finish_arriving();  // the last block of the tile before
       if (warp == 0) {
         load_Q(tile);
       }
       CUTE_NO_UNROLL
-      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
+      for (int place = tile.blocks.end - 1; place >= tile.blocks.begin; --place) {
+        int const n_block = walk[place].number;
         uint32_t rows[Copies::kLookups];
         CUTE_UNROLL
         for (int i = 0; i < Copies::kLookups; ++i) {
           rows[i] = steps_to(n_block, i, next_pages[i]);
           // A block ahead, so that it is here in time.
-          next_pages[i] = n_block > tile.blocks.begin ? page_of(n_block - 1, i) : kNoPage;
+          next_pages[i] = place > tile.blocks.begin ? page_of(walk[place - 1].number, i) : kNoPage;
         }
         // Consumers need what is arriving before they can empty a stage; where one is empty, its copies begin first.
         if (is_arriving && !pipeline.seems_empty(write)) {

@@ -18,7 +18,8 @@ inline variant::ListedProblem listed_problem(FlashForwardSm90Config const& confi
           .n_queries = config.n_consumers * (sm90::kMmaM / group),
           .B_c = config.B_c,
           .group = group,
-          .warpgroups = config.n_consumers};
+          .warpgroups = config.n_consumers,
+          .k_lengths = problem.pages.lengths};
 }
 
 // Whether tiles come in an order that is made for a variant.

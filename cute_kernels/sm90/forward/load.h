@@ -139,9 +139,9 @@ CUTE_DEVICE void load_tiles(ParamsWith<Variant> const& params, typename Traits::
 
 // By each warp, of K and V in pages: lane i loads boxes i, i + 32, ... of a block, whose rows lie in one page each. The map has no
 // page of number kNoPage: such a box brings zeros, and as many bytes.
-template <class Traits, ForwardFeatures kFeatures>
-CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::SharedStorage& smem,
-                                  int warp) {
+template <class Traits, ForwardFeatures kFeatures, class Variant>
+CUTE_DEVICE void load_paged_tiles(ParamsWith<Variant> const& params,
+                                  typename Traits::SharedStorage& smem, int warp) {
   constexpr int kBlockN = Traits::kBlockN;
   constexpr int kLanes = 32;
   constexpr int kBoxes = (kBlockN + kLanes - 1) / kLanes;  // of a lane, at most
@@ -150,7 +150,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
   constexpr auto kHintKV = kReadOnce ? device::CacheHint::kReadOnce : device::CacheHint::kNormal;
   constexpr int kNoPage = -1;
 
-  ScheduleOf<Traits, kFeatures> schedule(params, smem.share);
+  ScheduleOf<Traits, kFeatures, Variant> schedule(params, smem.share);
 
   auto load_blocks = [&](device::TensorMap const& map, Pipeline<Traits::kStages>& pipeline,
                          auto* memory) {
@@ -166,6 +166,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
       int const head_kv = Traits::kPackGqa ? tile.head : params.order.by_group.div(tile.head);
       int const* const table = pages.table + tile.batch * pages.table_stride;
       int const first = first_key<kFeatures>(params, tile);
+      auto const walk = schedule.walk(params, tile);
       // The page of a box of this lane, if some query of the tile attends a key of it. NOTE: other entries may hold anything.
       auto page_of = [&](int n_block, int box) {
         int const row = (box * kLanes + lane) * n_rows;
@@ -176,11 +177,13 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
         device::leave_out();
         return kNoPage;
       };
-      int page = tile.blocks.size() > 0 ? page_of(tile.blocks.end - 1, 0) : kNoPage;
+      int page = tile.blocks.size() > 0 ? page_of(walk[tile.blocks.end - 1].number, 0) : kNoPage;
       CUTE_NO_UNROLL
-      for (int n_block = tile.blocks.end - 1; n_block >= tile.blocks.begin; --n_block) {
+      for (int place = tile.blocks.end - 1; place >= tile.blocks.begin; --place) {
+        int const n_block = walk[place].number;
         // A block ahead, so that it is here in time.
-        int const next_page = n_block > tile.blocks.begin ? page_of(n_block - 1, 0) : kNoPage;
+        int const next_page =
+            place > tile.blocks.begin ? page_of(walk[place - 1].number, 0) : kNoPage;
         int more_pages[kBoxes];
         if (has_more) {
           CUTE_UNROLL
@@ -219,7 +222,7 @@ CUTE_DEVICE void load_paged_tiles(KernelParams const& params, typename Traits::S
   if (warp == 0) {
     if (device::elect_one()) {
       device::at(Site::Q_g2s);
-      load_Q<Traits, kFeatures, NoVariant>(params, smem, schedule);
+      load_Q<Traits, kFeatures, Variant>(params, smem, schedule);
     }
   } else if (warp <= 2) {
     // NOTE: one call, so that both warps wait for the same instructions when the kernel begins.

@@ -11,15 +11,16 @@ from torch import Tensor
 from pyflash.config.words import shown
 from pyflash.op.autograd import call_op
 from pyflash.op.backward.choice import switch_is_on
-from pyflash.op.errors import call
+from pyflash.op.errors import NO_GRADIENTS_OVER_PAGES, call
 from pyflash.op.on_demand import is_asked
 from pyflash.op.variants.arguments import Captured, captured_of, promise_of
 from pyflash.op.variants.gradients import REFERENCE, config_for
-from pyflash.op.variants.jit import ensure_built
+from pyflash.op.variants.jit import ensure_built, ensure_paged_built
 from pyflash.variant import Bound, Variant
 
 _NO_PACKING = (None,) * 4
 _OP = torch.ops.pyflash.fwd_variant.default
+_PAGED_OP = torch.ops.pyflash.fwd_paged_variant.default
 
 
 def with_variant(
@@ -51,6 +52,28 @@ def with_variant(
     else:
         out, lse = call_op(_OP, *inputs, (*others, "", promise), arguments)
     return (out, lse) if return_lse else out
+
+
+def paged_with_variant(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    pages: tuple[Tensor, Tensor],
+    packing: tuple[Tensor | None, int | None],
+    variant: Variant | Bound | str,
+    values: Mapping[str, Any] | None,
+    arguments: dict[str, Any],
+    compile: bool,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of `attention_paged`. inputs: q and the caches; pages: block_table and seqlens_k;
+    packing: cu_seqlens_q and max_seqlen_q."""
+    captured = captured_of(variant, values)
+    if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
+        raise RuntimeError(NO_GRADIENTS_OVER_PAGES)
+    if is_asked(inputs[0], compile):
+        ensure_paged_built(captured.text, arguments, *inputs[:2], pages[0])
+    found: tuple[Tensor, Tensor] = call_op(
+        _PAGED_OP, *inputs, (*pages, *captured, *packing), arguments
+    )
+    return found
 
 
 def refuse_values(values: Mapping[str, Any] | None, backward: str) -> None:

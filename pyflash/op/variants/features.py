@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,18 @@ def features_asked(options: Mapping[str, Any], d_head: int, config: KernelConfig
         softcap="softcap" in asked,
         sinks="sinks" in asked,
     )
+
+
+def on_pages(features: Features, gathered: bool) -> Features:
+    """Those of a kernel of which k and v lie in pages; gathered: `are_gathered`."""
+    return dataclasses.replace(features, paged_kv=True, gathered_kv=gathered)
+
+
+def are_gathered(page_size: int, most_pages: int) -> bool:
+    """Whether rows of pages are loaded one by one: pages that are no boxes of TMA, as
+    Pages::are_boxes in cute_kernels/common/kv_source.h. most_pages: of a sequence."""
+    is_box = page_size >= 4 and page_size & (page_size - 1) == 0
+    return most_pages > 1 and not is_box
 
 
 def backward_features_asked(options: Mapping[str, Any], packed: bool) -> BackwardFeatures:

@@ -23,7 +23,12 @@ from pyflash.config.variant_needs import FEW_KEYS, NO_NEEDS, VariantNeeds
 from pyflash.op import library
 from pyflash.op.on_demand import longest, static
 from pyflash.op.selection import TORCH_DTYPES
-from pyflash.op.variants.features import backward_features_asked, features_asked
+from pyflash.op.variants.features import (
+    are_gathered,
+    backward_features_asked,
+    features_asked,
+    on_pages,
+)
 from pyflash.variant.needs import needs_of
 from pyflash.variant.parser import normal_of
 from pyflash.variant.summed import Summed
@@ -102,6 +107,25 @@ def ensure_built(
     arguments["config"] = _ensure(text, *own, q.dtype, d_head, q.device.index, few_keys)
 
 
+def ensure_paged_built(
+    text: str,
+    arguments: dict[str, Any],
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+) -> None:
+    """`ensure_built` of a call over pages."""
+    if q.dim() == 0 or k_cache.dim() != 4 or block_table.dim() != 2:
+        return  # the op refuses it
+    page_size, most_pages = k_cache.shape[1], block_table.shape[1]
+    few_keys = bool(longest(page_size) * longest(most_pages) <= FEW_KEYS)
+    gathered = are_gathered(static(page_size), static(most_pages))
+    own, d_head = constants_of(arguments), static(q.shape[-1])
+    arguments["config"] = _ensure(
+        text, *own, q.dtype, d_head, q.device.index, few_keys, None, (), gathered
+    )
+
+
 def _has_few_keys(k: torch.Tensor, packing: tuple[Any, ...]) -> bool:
     """Whether the longest sequence has FEW_KEYS or fewer."""
     if not packing and k.dim() != 4:
@@ -143,9 +167,11 @@ def _ensure_once(
     few_keys: bool,
     packed_gradients: bool | None = None,
     summed: tuple[int, ...] = (),
+    gathered: bool | None = None,
 ) -> str:
     """The short form of the config; what the call names where the op says what is wrong.
-    packed_gradients: None in a forward pass; in a backward pass, whether sequences are packed."""
+    packed_gradients: None in a forward pass; in a backward pass, whether sequences are packed.
+    gathered: None where k and v lie in no pages; else whether rows of these are gathered."""
     options = dict(numbers) | dict.fromkeys(tensors, True)
     named = options.pop("config", "")
     of_q, archs = _asked(dtype, device_index)
@@ -158,6 +184,8 @@ def _ensure_once(
             needs = needs_of(normal_of(text))
             config = default_config(of_q, d_head, archs[0], needs, few_keys=few_keys)
         features = features_asked(options, d_head, config.canonical())
+        if gathered is not None:
+            features = on_pages(features, gathered)
     else:
         config = default_gradient_config(of_q, d_head, archs[0])
         features = backward_features_asked(options, packed_gradients)

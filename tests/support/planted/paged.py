@@ -47,7 +47,7 @@ BUGS = [
     _bug("the_page_of_the_block_before", without("page = next_page;", _LOAD)),
     _bug(
         "the_page_of_a_block_that_nobody_asked_for",
-        condition("n_block > tile.blocks.begin ? page_of", "n_block > tile.blocks.begin || BUG"
+        condition("place > tile.blocks.begin ? page_of", "place > tile.blocks.begin || BUG"
                   " ? page_of", _LOAD),
         finds=[found("out_of_bounds", "K_g2s", memory="block_table")],
         problem="unmasked",
@@ -179,7 +179,8 @@ BUGS = [
     ),
     _bug(
         "rows_of_the_block_before_the_next",
-        condition("page_of(n_block - 1, i)", "page_of(n_block - 1 + BUG, i)", _GATHER),
+        condition("page_of(walk[place - 1].number, i)", "page_of(walk[place - 1].number + BUG, i)",
+                  _GATHER),
         problem="rows",
     ),
     _bug(
