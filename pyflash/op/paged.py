@@ -171,12 +171,12 @@ def attention_paged(
             compile,
         )
         return (out, lse) if return_lse else out
-    refuse_values(tensors, "")
-    require(
-        compile is False,
-        "compile came without variant: expected both, since `pyflash build` builds the kernels "
-        "over pages",
-    )
+    if tensors is not None or compile is not False:
+        refuse_values(tensors, "")
+        raise ValueError(
+            "pyflash: compile came without variant: expected both, since `pyflash build` builds "
+            "the kernels over pages"
+        )
     arguments = invariant_arguments(batch_invariant, arguments, q, k_cache, max_seqlen_q)
     work, arguments = scheduled_arguments(schedule, arguments, q)
     others = (block_table, seqlens_k, cu_seqlens_q, max_seqlen_q, k_scale, v_scale, work)

@@ -90,12 +90,12 @@ def test_a_call_compiles_its_kernel(problem):
 def test_a_graph_serves_other_lengths():
     call = PagedCall("sinks_and_window", PROBLEMS["one_query"], device="cuda")
     options = {"variant": call.text, "tensors": call.tensors, "compile": True}
-    lengths = call.cache.seqlens.clone()
-    call.cache.seqlens.fill_(1)  # so that a graph that kept lengths or lists would be wrong
+    lengths = call.seqlens_k.clone()
+    call.seqlens_k.fill_(1)  # so that a graph that kept lengths or lists would be wrong
     pyflash.attention_paged(*call.inputs, **options, return_lse=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = pyflash.attention_paged(*call.inputs, **options, return_lse=True)
-    call.cache.seqlens.copy_(lengths)
+    call.seqlens_k.copy_(lengths)
     graph.replay()
     call.check(*results)

@@ -95,7 +95,7 @@ def test_what_does_not_go_without_one(given):
 @pytest.mark.parametrize("of", ["q", "slope"])
 def test_gradients_are_refused(of):
     call = PagedCall("alibi", PROBLEMS["packed"])
-    (call.q if of == "q" else call.tensors["slope"]).requires_grad_()
+    (call.inputs[0] if of == "q" else call.tensors["slope"]).requires_grad_()
     options = {"variant": call.text, "tensors": call.tensors}
     with pytest.raises(RuntimeError, match="have no gradients"):
         pyflash.attention_paged(*call.inputs, **call.packing, **options)

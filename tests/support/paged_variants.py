@@ -58,7 +58,7 @@ PROBLEMS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "window": {"window_left": 40, "window_right": 3},
-    "wide_window": {"window_left": 150, "window_right": 0},
+    "wide_window": {"window_left": 120, "window_right": 0},
     "softcap": {"softcap": 2.0, "softmax_scale": 0.3},
     "sinks": {"sinks": torch.tensor([0.5, -3.0, 2.0, 0.0])},
     "splits": {"num_splits": 3},
@@ -80,42 +80,44 @@ class PagedCall:
         torch.manual_seed(len(at.lengths_q) + sum(at.lengths_k))
         self.text, self.at, self.device = TEXTS[name], at, device
         width = 1 if at.page_size >= max(at.lengths_k) else None
-        self.cache = Cache(
-            at.lengths_k, at.page_size, at.heads_kv, at.d_head, dtype, width=width, device=device
-        )
-        self.cache.expire(at.lengths_q, **options)
-        q = torch.randn(sum(at.lengths_q), at.heads, at.d_head, device=device).to(dtype)
-        self.packed_q = q
-        self.q = q.view(len(at.lengths_q), -1, *q.shape[1:]) if at.padded else q
-        self.tensors = {n: self._on_device(x) for n, x in _values(name, at).items()}
+        cache = Cache(at.lengths_k, at.page_size, at.heads_kv, at.d_head, dtype, width=width)
+        cache.expire(at.lengths_q, **options)
+        q = torch.randn(sum(at.lengths_q), at.heads, at.d_head).to(dtype)
+        self._values = _values(name, at)
+        self._packed = (q, torch.cat(cache.keys), torch.cat(cache.values))
+        padded = q.view(len(at.lengths_q), -1, *q.shape[1:]) if at.padded else q
+        # The positional arguments of `attention_paged`.
+        self.inputs = tuple(x.to(device) for x in (padded, *cache.tensors))
+        self.tensors = {n: self._on_device(x) for n, x in self._values.items()}
 
     def _on_device(self, x: Any) -> Any:
         return x.to(self.device) if isinstance(x, Tensor) else x
 
-    def _starts(self, lengths: tuple[int, ...]) -> Tensor:
-        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
-
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The positional arguments of `attention_paged`."""
-        return self.q, *self.cache.tensors
+    def seqlens_k(self) -> Tensor:
+        return self.inputs[4]
 
     @property
     def packing(self) -> dict[str, Any]:
         if self.at.padded:
             return {}
-        starts = self._starts(self.at.lengths_q)
+        starts = _starts(self.at.lengths_q).to(self.device)
         return {"cu_seqlens_q": starts, "max_seqlen_q": max(self.at.lengths_q)}
 
     def check(self, out: Tensor, lse: Tensor, **options: Any) -> None:
         """Beside fp64, sequence by sequence."""
+        out, lse = out.cpu(), lse.cpu()
         if self.at.padded:
             out = out.flatten(0, 1)
             lse = lse.transpose(0, 1).flatten(1)
-        packed = (self.packed_q, torch.cat(self.cache.keys), torch.cat(self.cache.values))
-        starts = (self._starts(self.at.lengths_q), self._starts(self.at.lengths_k))
-        given = {n: self._on_device(x) for n, x in options.items() if n != "num_splits"}
-        expect(*packed, *starts, variant=self.text, tensors=self.tensors, **given).check(out, lse)
+        starts = (_starts(self.at.lengths_q), _starts(self.at.lengths_k))
+        given = {n: x for n, x in options.items() if n != "num_splits"}
+        expected = expect(*self._packed, *starts, variant=self.text, tensors=self._values, **given)
+        expected.check(out, lse)
+
+
+def _starts(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 def _values(name: str, at: PagedProblem) -> dict[str, Any]:
