@@ -182,7 +182,7 @@ def _emulate(
         captured = captured_of(variant, tensors)
         asked = features_asked(options, inputs[0].shape[-1], config)
         if pages:
-            asked = on_pages(asked, are_gathered(inputs[1].shape[1], pages[0].shape[1]))
+            asked = on_pages(asked, are_gathered(inputs[1], pages[0]))
         (library,) = build_emulated([config], normal_of(captured.text), [asked]).values()
     return run_library(
         library,

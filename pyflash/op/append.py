@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -221,16 +221,18 @@ def _check_append(
         check_device(k, "k", v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
 
 
+def _require_gradients(given: Iterable[Any]) -> bool:
+    return any(
+        _require_gradients(x) if isinstance(x, list) else isinstance(x, Tensor) and x.requires_grad
+        for x in given
+    )
+
+
 def _refusing_gradients(op: Any) -> Callable[..., Any]:
     """The op's kernel for Autograd: refuses in forward what would need gradients."""
 
     def kernel(*inputs: Any, **options: Any) -> Any:
-        given = []
-        for x in (*inputs, *options.values()):
-            given.extend(x if isinstance(x, list) else [x])
-        if torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in given
-        ):
+        if torch.is_grad_enabled() and _require_gradients((*inputs, *options.values())):
             raise RuntimeError(NO_GRADIENTS_OVER_PAGES)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs, **options)

@@ -7,6 +7,7 @@ import torch
 from support.paged_variants import OPTIONS, PROBLEMS, TEXTS, PagedCall
 
 import pyflash
+from pyflash.op.variants.features import are_gathered
 from pyflash.variant import parse
 from pyflash.variant.bound import bind
 
@@ -90,6 +91,23 @@ def test_what_does_not_go_without_one(given):
     call = PagedCall("causal", PROBLEMS["packed"])
     with pytest.raises(ValueError, match="came without variant"):
         pyflash.attention_paged(*call.inputs, **call.packing, **given)
+
+
+@pytest.mark.parametrize("problem", ["packed", "one_query"])
+def test_opcheck(problem):
+    call = PagedCall("alibi", PROBLEMS[problem])
+    inputs = (*call.inputs, parse(call.text).portable, [call.tensors["slope"]], [], [])
+    op = torch.ops.pyflash.fwd_paged_variant.default
+    torch.library.opcheck(op, inputs, call.packing)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "most_pages", "gathered"),
+    [(1, 9, True), (2, 9, True), (4, 9, False), (16, 2, False), (48, 2, True), (48, 1, False)],
+)
+def test_pages_that_are_no_boxes_are_gathered(page_size, most_pages, gathered):
+    cache, table = torch.empty(9, page_size, 2, 64), torch.empty(3, most_pages)
+    assert are_gathered(cache, table) == gathered
 
 
 @pytest.mark.parametrize("of", ["q", "slope"])

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from pyflash.config import Features, KernelConfig
 from pyflash.config.backward import BackwardFeatures
+from pyflash.op.on_demand import static
 from pyflash.op.options import given, windows_asked
 
 
@@ -30,11 +33,13 @@ def on_pages(features: Features, gathered: bool) -> Features:
     return dataclasses.replace(features, paged_kv=True, gathered_kv=gathered)
 
 
-def are_gathered(page_size: int, most_pages: int) -> bool:
+def are_gathered(k_cache: Tensor, block_table: Tensor) -> bool:
     """Whether rows of pages are loaded one by one: pages that are no boxes of TMA, as
-    Pages::are_boxes in cute_kernels/common/kv_source.h. most_pages: of a sequence."""
-    is_box = page_size >= 4 and page_size & (page_size - 1) == 0
-    return most_pages > 1 and not is_box
+    Pages::are_boxes in cute_kernels/common/kv_source.h. False for shapes that the op refuses."""
+    if k_cache.dim() != 4 or block_table.dim() != 2 or block_table.shape[1] <= 1:
+        return False
+    page_size = static(k_cache.shape[1])
+    return not (page_size >= 4 and page_size & (page_size - 1) == 0)
 
 
 def backward_features_asked(options: Mapping[str, Any], packed: bool) -> BackwardFeatures:

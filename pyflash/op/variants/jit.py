@@ -117,9 +117,8 @@ def ensure_paged_built(
     """`ensure_built` of a call over pages."""
     if q.dim() == 0 or k_cache.dim() != 4 or block_table.dim() != 2:
         return  # the op refuses it
-    page_size, most_pages = k_cache.shape[1], block_table.shape[1]
-    few_keys = bool(longest(page_size) * longest(most_pages) <= FEW_KEYS)
-    gathered = are_gathered(static(page_size), static(most_pages))
+    few_keys = bool(longest(k_cache.shape[1]) * longest(block_table.shape[1]) <= FEW_KEYS)
+    gathered = are_gathered(k_cache, block_table)
     own, d_head = constants_of(arguments), static(q.shape[-1])
     arguments["config"] = _ensure(
         text, *own, q.dtype, d_head, q.device.index, few_keys, None, (), gathered
