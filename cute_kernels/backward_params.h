@@ -106,7 +106,7 @@ struct BackwardParams : AttentionGradients {
     if (n_heads_of_keys() == 0) {
       return;
     }
-    bool const runs_slices = shape.runs_slices && !recycles_sums();  // those are few
+    bool const runs_slices = shape.runs_slices && !recycles_sums();  // recycled sums are few
     int64_t const least = 2 * int64_t(n_ctas) / most_ctas;           // tiles of a slice
     if (runs_slices) {
       limit_slice(n_ctas, least, bytes);

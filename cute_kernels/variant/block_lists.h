@@ -103,10 +103,10 @@ struct ListedProblem {
   int group;               // heads of q that are rows of a tile, neighbours
   int warpgroups = 0;      // of a tile, where kernels take a mask as bits (mask_bits.h), or spans
   bool is_judged = false;  // places of lists hold what is shown of their blocks
-  int const* k_lengths =
-      nullptr;  // (batch), keys of sequences whose keys lie in pages; k: what these have room for
+  // (batch), keys of the sequences, where these lie in pages, of which k says what they have room for; else nullptr.
+  int const* k_lengths = nullptr;
 
-  // Whether lengths differ between sequences.
+  // Whether sequences may differ in length.
   PYFLASH_HOST_DEVICE constexpr bool has_lengths() const {
     return q.is_packed() || k.is_packed() || k_lengths != nullptr;
   }
