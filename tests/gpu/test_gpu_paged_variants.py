@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.combined_variants import all_values, combined
 from support.paged_variants import OPTIONS, PROBLEMS, TEXTS, PagedCall
 
 import pyflash
@@ -26,7 +25,7 @@ _EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv"
 
 
 class Kernels:
-    """Those of a config, for all variants together and for some alone."""
+    """Those of a config, one for each variant: all in one kernel would compile for minutes."""
 
     def __init__(self, text: str) -> None:
         major, minor = torch.cuda.get_device_capability()
@@ -35,31 +34,18 @@ class Kernels:
         if reasons := config.violations(archs[0]):
             pytest.skip("; ".join(sentence for _, sentence in reasons))
         self.config = config.canonical().short_form()
-        self.parts = [parse_variant(x) for x in TEXTS.values()]
-        self.whole = combined(self.parts)
-        self.alone = {name: parse_variant(TEXTS[name]) for name in ("dilated", "of_key")}
-        variants = [self.whole, *self.alone.values()]
+        normals = [parse_variant(text).normal for text in TEXTS.values()]
         features = [f"{_EVERY}+gathered_kv", _EVERY]
-        normals = [variant.normal for variant in variants]
         library.load(build_with_variants(normals, [config], archs, features))
 
     def check(self, name: str, problem: str, **options) -> None:
         call = PagedCall(name, PROBLEMS[problem], device="cuda", options=options)
-        which = list(TEXTS).index(name)
-        values = {
-            n: x.cuda() if isinstance(x, torch.Tensor) else x
-            for n, x in all_values(which, call.tensors, self.parts).items()
-        }
-        asked = [(self.whole, values)]
-        if name in self.alone:
-            asked.append((self.alone[name], call.tensors))
         given = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
-        for variant, tensors in asked:
-            results = pyflash.attention_paged(
-                *call.inputs, **call.packing, variant=variant, tensors=tensors, return_lse=True,
-                config=self.config, **given,
-            )  # fmt: skip
-            call.check(*results, **options)
+        results = pyflash.attention_paged(
+            *call.inputs, **call.packing, variant=call.text, tensors=call.tensors, return_lse=True,
+            config=self.config, **given,
+        )  # fmt: skip
+        call.check(*results, **options)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
