@@ -50,6 +50,9 @@ MadeStore::Use MadeStore::use(MadeKey const& key, int64_t bytes, LastingMemoryCa
       if (n_forgotten_ > 0 || bytes_[key.device] > most_bytes_) {
         leaving = make_room(key, 0);
       }
+      if (bytes_[key.device] > most_bytes_) {
+        forget(*use.entry_);  // for the next call to free, though it needs the same
+      }
     } else {
       bool const is_wanted = bytes <= std::min(kMostBytesOfEntry, most_bytes_) && was_seen(key);
       leaving = make_room(key, is_wanted ? bytes : 0);
@@ -143,10 +146,14 @@ void MadeStore::forget(int64_t promise) {
   std::scoped_lock const lock(mutex_);
   for (auto const& entry : entries_) {
     if (promise != 0 && entry->key.promise == promise && !entry->is_forgotten) {
-      entry->is_forgotten = true;
-      ++n_forgotten_;
+      forget(*entry);
     }
   }
+}
+
+void MadeStore::forget(Entry& entry) {
+  entry.is_forgotten = true;
+  ++n_forgotten_;
 }
 
 void MadeStore::set_most_bytes(int64_t bytes) {

@@ -84,6 +84,7 @@ class MadeStore {
   // key's device has room for so many bytes.
   Entries make_room(MadeKey const& key, int64_t bytes);
   bool has_several_streams(MadeKey const& key);
+  void forget(Entry& entry);
   void end(Use& use);
 
   mutable std::mutex mutex_;

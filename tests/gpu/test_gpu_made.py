@@ -35,11 +35,17 @@ DEFAULT = 256 << 20
 
 @pytest.fixture(autouse=True)
 def nothing_is_held():
+    """Nor what the tests of other files made in this process."""
+    free_all()
     yield
+    free_all()
+
+
+def free_all() -> None:
     pyflash.keep_masks(0)
     run(CHUNKED, {"chunk": 50}, (64, 64))  # which frees
     pyflash.keep_masks(DEFAULT)
-    assert torch.ops.pyflash.held_of_made()[0] == 0
+    assert held()[0] == 0
 
 
 def held() -> tuple[int, int]:
@@ -322,9 +328,7 @@ def test_streams_of_others_that_end():
     """A stream may have the handle of one before it."""
     runtime = torch.cuda.cudart()
     check(CHUNKED, {"chunk": 90})  # of this stream: from now on there are several
-    pyflash.keep_masks(0)
-    check(CHUNKED, {"chunk": 90})
-    pyflash.keep_masks(DEFAULT)
+    free_all()
     for i in range(6):
         handle = ctypes.c_void_p()
         runtime.cudaStreamCreate(ctypes.addressof(handle))

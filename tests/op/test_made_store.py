@@ -51,6 +51,7 @@ ERRORS = {
         "    bytes_[key.device] -= bytes;\n    use.entry_.reset();",
         "    bytes_[key.device] -= PLANTED(18) ? 0 : bytes;\n    use.entry_.reset();",
     ),
+    "held for ever": ("forget(*use.entry_);", "if (!PLANTED(19)) forget(*use.entry_);"),
 }  # fmt: skip
 
 

@@ -162,6 +162,13 @@ void check_bounds() {
   check(store.held().entries == 0, "nor is anything kept");
 
   store.set_most_bytes(MadeStore::kMostBytes);
+  Call const again = Call::of(13);
+  keep(store, again);
+  store.set_most_bytes(0);
+  check(made(store, again) == "found", "what is held is used once more");
+  check(made(store, again) == "own" && store.held().entries == 0, "and freed by the next call");
+
+  store.set_most_bytes(MadeStore::kMostBytes);
   keep(store, Call::of(11, 1));
   keep(store, Call::of(11));
   store.set_most_bytes(kMiB / 2);
