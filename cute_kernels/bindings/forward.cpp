@@ -146,18 +146,15 @@ Outputs run_on_gpu(Problem& problem, Tensor const& q, std::string_view named, Ou
   return outputs;
 }
 
-// num_splits: one where none is asked for.
 Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& variant,
                            Promise const& promise, std::string_view named) {
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
-  require(problem.num_splits >= 0, "num_splits = ", problem.num_splits,
-          " came with a variant: expected a number from 0 to ", kMaxSplits);
-  params.num_splits = std::max(problem.num_splits, 1);
-  params.cluster = 1;
-  VariantKernel const kernel =
-      select_variant(problem, current_gpu(device_index), variant.program, named);
+  params.num_splits = params.cluster = 1;
+  Gpu const gpu = current_gpu(device_index);
+  VariantKernel const kernel = select_variant(problem, gpu, variant.program, named);
+  params.num_splits = splits_apart(problem, kernel.row->row.shape, kernel.ctas_per_sm, gpu.n_sms);
   Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);

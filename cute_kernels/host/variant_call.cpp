@@ -65,6 +65,8 @@ void refuse_beside_variant(Options const& options) {
       "alibi_slopes came with a variant: expected one of the two, the variant can add the bias");
   require(options.dropout_p == 0, "dropout_p = ", options.dropout_p,
           " came with a variant: expected one of the two");
+  require(options.num_splits >= 0, "num_splits = ", options.num_splits,
+          " came with a variant: expected a number from 0 to ", kMaxSplits);
 }
 
 variant::Arguments check_variant(VariantCall const& call, VariantProgram const& program,

@@ -80,8 +80,9 @@ class Family:
     # Why a config has no room for a variant of such needs, a sentence; None: it has.
     variant_refusal: Callable[[Any, VariantNeeds], str | None] = lambda config, needs: None
     # The configs that run variants of such needs where none is named, best first; (): the ranked.
-    # The bool: whether sequences have FEW_KEYS or fewer.
-    for_variants: Callable[[VariantNeeds, bool], Sequence[KernelConfig]] = lambda *asked: ()
+    # The bools: whether sequences have FEW_KEYS or fewer, and whether the queries of a head of K
+    # and V are FEW_ROWS or fewer.
+    for_variants: Callable[[VariantNeeds, bool, bool], Sequence[KernelConfig]] = lambda *asked: ()
     # Its MMAs are asynchronous, and the emulator has to know who touches their registers.
     emulation_watches_registers: bool = False
     # For the targets of one architecture alone, such as sm_90a, whose instructions PTX for newer

@@ -30,3 +30,7 @@ NO_NEEDS = VariantNeeds()
 # Up to so many keys a mask shows a tile of queries few blocks, and smaller tiles are faster:
 # docs/experiments/2026-11-variant-instructions.md.
 FEW_KEYS = 2048
+
+# Up to so many queries of a sequence, those of all heads that share one of K and V, are one tile of
+# the smallest, which reads keys once.
+FEW_ROWS = 64

@@ -135,8 +135,8 @@ def attention_paged(
     variant, tensors: those of `attention`; query i of a sequence is number i, and the key that it
     is aligned with is q + k_len - q_len. compile: on a GPU the variant's kernel is compiled if it
     is not built, as in `attention`. Keys that the variant hides from some queries, but not from all
-    of a tile, are read and must be finite. Not with out, schedule, batch_invariant, or caches in
-    float8_e4m3fn. num_splits = 0 means one split.
+    of a tile, are read and must be finite. Not with out, schedule, num_splits = -1,
+    batch_invariant, or caches in float8_e4m3fn.
 
     Raises what `attention` raises, and on the CPU ValueError for a length that max_pages pages do
     not hold and for the number of a page that is read and does not exist. On a GPU, where looking

@@ -16,6 +16,7 @@ from pyflash.config.variant_needs import VariantNeeds
 from pyflash.op import library
 from pyflash.op.variants.jit import default_config
 from pyflash.op.variants.reference import expect
+from pyflash.op.variants.selection import select
 from pyflash.variant import parse as parse_variant
 from pyflash.variant.library import named, names
 from pyflash.variant.needs import needs_of
@@ -71,6 +72,41 @@ def config_for_few_keys() -> dict[str, str]:
 @pytest.mark.parametrize("name", OF_BITS)
 def test_masks_as_bits_are_their_formulas_in_tiles_for_few_keys(config_for_few_keys, name, problem):
     check_formula(config_for_few_keys, name, "sm90_forward", PROBLEMS[problem])
+
+
+FEW = PROBLEMS | {"few queries": Problem(7, 700, 2, 4), "many keys": Problem(1, 25000, 1, 2)}
+
+
+@pytest.fixture(scope="module")
+def config_for_few_queries() -> dict[str, str]:
+    major, minor = torch.cuda.get_device_capability()
+    archs = nearest_archs([10 * major + minor])
+    own = default_config(DType.FP16, 64, archs[0], few_queries=True)
+    library.load(build_with_variants([named(name).variant for name in names()], [own], archs))
+    return {str(own.family): own.canonical().short_form()}
+
+
+@pytest.mark.parametrize("problem", FEW)
+@pytest.mark.parametrize("name", names())
+def test_it_is_its_formula_where_queries_are_few(config_for_few_queries, name, problem):
+    check_formula(config_for_few_queries, name, "sm90_forward", FEW[problem])
+
+
+@pytest.mark.parametrize(
+    "variant", ["causal", "of_end: s + sin(0.1 * (k_len - k)) where k % 7 < 5"]
+)
+def test_few_queries_of_many_keys_are_split(variant):
+    """As `select` says: the keys of one sequence would wait for one multiprocessor a head."""
+    q = torch.randn(1, 1, 8, 64, device="cuda").half()
+    k, v = torch.randn(2, 1, 20000, 2, 64, device="cuda").half()
+    out, lse = pyflash.attention(q, k, v, variant=variant, return_lse=True, compile=True)
+    expect(q, k, v, variant=variant).check(out, lse)
+    selection = select(pyflash.Problem(1, 8, 2, 1, 20000, 64, "FP16"), variant)
+    assert selection.num_splits > 1
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert selection.config.pack_gqa
+    options = {"config": str(selection.config), "num_splits": selection.num_splits}
+    assert torch.equal(out, pyflash.attention(q, k, v, variant=variant, **options))
 
 
 def check_formula(configs, name, family, at):

@@ -18,6 +18,7 @@ SM90 = Arch.of(90)
 FOUR = "(FP16, 64, 256, 64, 4): sm90+stages_4+overlap+persistent+rescale_threshold"
 SHORT = "(FP16, 64, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_threshold+three_ctas"
 THREE = "(FP16, 64, 192, 96, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
+DECODING = "(FP16, 64, 64, 128, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa"
 WIDE = "(FP16, 128, 192, 64, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
 WIDE_TWO = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 
@@ -59,6 +60,33 @@ def test_masks_as_bits_have_small_tiles_where_keys_are_few():
         assert few == default_config(DType.FP16, 64, SM90, needs)
 
 
+@pytest.mark.parametrize("name", ["causal", "alibi", "natten_2d"])
+def test_few_queries_have_one_small_tile(name):
+    needs = needs_of(named(name).variant)
+    for few_keys in (False, True):
+        few = {"few_keys": few_keys, "few_queries": True}
+        assert str(default_config(DType.FP16, 64, SM90, needs, **few)) == DECODING
+        for d_head in (128, 256):
+            config = default_config(DType.FP16, d_head, SM90, needs, **few)
+            assert (config.d_head, config.B_r, config.pack_gqa) == (d_head, 64, True)
+        assert default_config(DType.FP16, 64, Arch.of(80), needs, **few).family.generation == 80
+
+
+@pytest.mark.parametrize(
+    ("n_queries", "heads", "heads_kv", "expected"),
+    [(1, 4, 4, True), (64, 4, 4, True), (65, 4, 4, False), (16, 8, 2, True), (17, 8, 2, False),
+     (1, 128, 1, False), (0, 0, 0, True)],
+)  # fmt: skip
+def test_queries_are_counted_with_the_heads_that_share_keys(n_queries, heads, heads_kv, expected):
+    padded = torch.empty(2, n_queries, heads, 64, device="meta")
+    keys = torch.empty(2, 99, heads_kv, 64, device="meta")
+    assert jit._has_few_queries(padded, keys, None) == expected
+    packed = torch.empty(1000, heads, 64, device="meta")
+    for of_keys in (keys.flatten(0, 1), keys):  # in pages
+        assert jit._has_few_queries(packed, of_keys, n_queries) == expected
+    assert not jit._has_few_queries(packed, keys, None)
+
+
 @pytest.mark.parametrize(("keys", "expected"), [(FEW_KEYS, True), (FEW_KEYS + 1, False)])
 def test_keys_are_counted_of_the_longest_sequence(keys, expected):
     padded = torch.empty(2, keys, 1, 64, device="meta")
@@ -88,7 +116,7 @@ def test_lengths_that_a_graph_keeps_symbolic_may_be_long(monkeypatch, dynamic, e
     for keys in (20, 30):
         q = torch.randn(2 * keys, 1, 64) if packed else torch.randn(2, keys, 1, 64)
         run(q.half(), torch.tensor([0, keys, 2 * keys], dtype=torch.int32), keys, 7)
-    assert set(asked) == {expected}
+    assert set(asked) == {(expected, expected)}
 
 
 def test_the_smallest_d_head_that_is_large_enough_and_other_families():

@@ -174,6 +174,11 @@ WRONG = [
     ({"backward": "reference"}, ValueError, "backward came without variant"),
     (GOOD | {"backward": "x"}, ValueError, "backward is 'x': expected 'reference'"),
     (GOOD | {"alibi_slopes": SLOPES}, ValueError, "alibi_slopes came with a variant"),
+    (
+        GOOD | {"num_splits": -1},
+        ValueError,
+        "num_splits = -1 came with a variant: expected a number",
+    ),
 ]
 
 

@@ -24,6 +24,7 @@ BASE = 32
 # pairs keep. With as many left, the way of whole blocks and that of cut ones have no spills.
 OF_VARIANT = 8
 OF_NEEDS = 8
+OF_HEADS = 8  # where a thread's two rows are of two heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,12 @@ def resources(config: FlashForwardSm90Config, arch: Arch) -> Resources:
 def variant_demand(config: FlashForwardSm90Config, needs: VariantNeeds) -> int:
     """Registers per consumer thread of a kernel with a variant."""
     of_variant = 0 if config.n_consumers == 4 else OF_VARIANT
-    return register_demand(config).peak + of_variant + (OF_NEEDS if needs.words else 0)
+    of_heads = OF_HEADS if config.pack_gqa else 0
+    return register_demand(config).peak + of_variant + of_heads + (OF_NEEDS if needs.words else 0)
 
 
 def variant_refusal(config: FlashForwardSm90Config, needs: VariantNeeds) -> str | None:
     """Why a config has no room for a variant of such needs; None: it has."""
-    if config.pack_gqa:
-        return (
-            "rows of its tiles are of several heads, each of which has parts of the variant of its "
-            "own: use pack_gqa = False"
-        )
     budget = budgets(config.n_consumers, Arch.of(RUNS_ON), config.ctas_per_sm).consumer
     demand = variant_demand(config, needs)
     if demand <= budget:

@@ -33,6 +33,13 @@ _WINDOWED = _of_each_dtype(
     "(FP16, 128, 192, 64, 3): sm90+stages_3",
 )
 
+_OF_FEW_QUERIES = "overlap+persistent+rescale_threshold+pack_gqa"
+_FOR_FEW_QUERIES = _of_each_dtype(
+    _OF_FEW_QUERIES,
+    "(FP16, 128, 64, 64, 1): sm90+stages_2",
+    "(FP16, 64, 64, 128, 1): sm90+stages_2",
+)
+
 # At each d_head the best on one H200, best first. At 128, the larger tile is for long sequences; at
 # 64, the smallest one for grids that the larger ones leave small, that of 192 rows for long
 # sequences, and the one without `pingpong`, where the first blocks need not take turns, for causal
@@ -51,11 +58,7 @@ DEFAULTS = (
         "(FP16, 64, 256, 64, 4): sm90+stages_4",
     )
     + _WINDOWED
-    + _of_each_dtype(
-        "overlap+persistent+rescale_threshold+pack_gqa",
-        "(FP16, 128, 64, 64, 1): sm90+stages_2",
-        "(FP16, 64, 64, 128, 1): sm90+stages_2",
-    )
+    + _FOR_FEW_QUERIES
 )
 
 # Many short sequences: three CTAs on an SM hide what a tile of few blocks waits for. Tables choose
@@ -74,10 +77,7 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 96, 128, 128, 2): sm90+stages_2",
     "(FP16, 192, 128, 96, 2): sm90+stages_2",
     "(FP16, 256, 128, 64, 2): sm90+stages_2",
-) + _of_each_dtype(
-    "overlap+persistent+rescale_threshold+pack_gqa",
-    "(FP16, 256, 64, 64, 1): sm90+stages_2",
-)
+) + _of_each_dtype(_OF_FEW_QUERIES, "(FP16, 256, 64, 64, 1): sm90+stages_2")
 
 # With a variant. Where it keeps nothing beside the scores, more consumers are faster. What scores
 # by position, bits and tensors of pairs keep leaves no room for four, and at d_head 128 two are
@@ -103,8 +103,13 @@ _FOR_ANY_NEEDS = (
 _FOR_SHORT_MASKS = tuple(config for config in SHORT if config.B_c == 64)
 
 
-def for_variants(needs: VariantNeeds, few_keys: bool) -> Sequence[FlashForwardSm90Config]:
+def for_variants(
+    needs: VariantNeeds, few_keys: bool, few_queries: bool
+) -> Sequence[FlashForwardSm90Config]:
     """What runs a variant of such needs where no config is named, at each d_head the best first."""
+    if few_queries:
+        wide = tuple(config for config in HEAD_DIMS if config.pack_gqa)
+        return (*_FOR_FEW_QUERIES, *wide, *_FOR_ANY_NEEDS)
     if needs == VariantNeeds(bits=True) and few_keys:
         return (*_FOR_SHORT_MASKS, *_FOR_ANY_NEEDS)
     return _FOR_ANY_NEEDS if needs.words else (*_FOR_FEW_NEEDS, *_FOR_ANY_NEEDS)

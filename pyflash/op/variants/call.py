@@ -69,7 +69,7 @@ def paged_with_variant(
     if torch.is_grad_enabled() and _require_gradients(inputs, captured, arguments):
         raise RuntimeError(NO_GRADIENTS_OVER_PAGES)
     if is_asked(inputs[0], compile):
-        ensure_paged_built(captured.text, arguments, *inputs[:2], pages[0])
+        ensure_paged_built(captured.text, arguments, *inputs[:2], pages[0], packing[1])
     found: tuple[Tensor, Tensor] = call_op(
         _PAGED_OP, *inputs, (*pages, *captured, *packing), arguments
     )

@@ -19,7 +19,7 @@ from pyflash.config import (
     parse,
     rank,
 )
-from pyflash.config.variant_needs import FEW_KEYS, NO_NEEDS, VariantNeeds
+from pyflash.config.variant_needs import FEW_KEYS, FEW_ROWS, NO_NEEDS, VariantNeeds
 from pyflash.op import library
 from pyflash.op.on_demand import longest, static
 from pyflash.op.selection import TORCH_DTYPES
@@ -34,6 +34,7 @@ from pyflash.variant.parser import normal_of
 from pyflash.variant.summed import Summed
 
 _lock = threading.Lock()
+_MANY = (False, False)  # keys, queries
 
 
 def default_config(
@@ -43,13 +44,15 @@ def default_config(
     needs: VariantNeeds = NO_NEEDS,
     *,
     few_keys: bool = False,
+    few_queries: bool = False,
 ) -> KernelConfig:
     """The first in rank of the configs for variants, or of the default ones where a family has
     none of those, that an architecture runs, of the smallest d_head that is not below this one,
     whose threads have registers left for a variant of such needs. few_keys: queries have FEW_KEYS
-    or fewer. Raises ValueError where there is none."""
+    or fewer; few_queries: those of a head of K and V are FEW_ROWS or fewer. Raises ValueError where
+    there is none."""
     default = [*named_set("all"), *named_set("head_dims")]
-    own = {family.name: family.for_variants(needs, few_keys) for family in FAMILIES}
+    own = {family.name: family.for_variants(needs, few_keys, few_queries) for family in FAMILIES}
     for_variants = [config for configs in own.values() for config in configs]
     others = [config for config in default if not own[config.family.name]]
     with_room = [c for c in (*for_variants, *others) if c.family.takes_variant(c, needs)]
@@ -102,9 +105,9 @@ def ensure_built(
 
     Raises as `pyflash.op.on_demand.ensure_built` does.
     """
-    few_keys, d_head = _has_few_keys(k, packing), static(q.shape[-1])
-    own = constants_of(arguments)
-    arguments["config"] = _ensure(text, *own, q.dtype, d_head, q.device.index, few_keys)
+    few = _has_few_keys(k, packing), _has_few_queries(q, k, packing[2] if packing else None)
+    own, d_head = constants_of(arguments), static(q.shape[-1])
+    arguments["config"] = _ensure(text, *own, q.dtype, d_head, q.device.index, few)
 
 
 def ensure_paged_built(
@@ -113,15 +116,17 @@ def ensure_paged_built(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     block_table: torch.Tensor,
+    max_seqlen_q: int | None,
 ) -> None:
     """`ensure_built` of a call over pages."""
     if q.dim() == 0 or k_cache.dim() != 4 or block_table.dim() != 2:
         return  # the op refuses it
     few_keys = bool(longest(k_cache.shape[1]) * longest(block_table.shape[1]) <= FEW_KEYS)
+    few = few_keys, _has_few_queries(q, k_cache, max_seqlen_q)
     gathered = are_gathered(k_cache, block_table)
     own, d_head = constants_of(arguments), static(q.shape[-1])
     arguments["config"] = _ensure(
-        text, *own, q.dtype, d_head, q.device.index, few_keys, None, (), gathered
+        text, *own, q.dtype, d_head, q.device.index, few, None, (), gathered
     )
 
 
@@ -130,6 +135,15 @@ def _has_few_keys(k: torch.Tensor, packing: tuple[Any, ...]) -> bool:
     if not packing and k.dim() != 4:
         return False  # the op refuses it
     return bool(longest(packing[3] if packing else k.shape[1]) <= FEW_KEYS)
+
+
+def _has_few_queries(q: torch.Tensor, k: torch.Tensor, max_seqlen_q: int | None) -> bool:
+    """Whether all those of a sequence that share a head of K and V are FEW_ROWS or fewer."""
+    if max_seqlen_q is None and q.dim() != 4:
+        return False  # the op refuses it
+    n_queries = longest(q.shape[1] if max_seqlen_q is None else max_seqlen_q)
+    group = longest(q.shape[-2] // max(k.shape[-2], 1))
+    return bool(n_queries * group <= FEW_ROWS)
 
 
 def ensure_gradients_built(
@@ -142,7 +156,7 @@ def ensure_gradients_built(
     """Compiles the kernel of the gradients of a variant, and of the captured tensors `summed`, by
     their places, as `ensure_built` does, and returns the short form of its config."""
     own, d_head = constants_of(options), static(q.shape[-1])
-    return _ensure(text, *own, q.dtype, d_head, q.device.index, False, packed, summed)
+    return _ensure(text, *own, q.dtype, d_head, q.device.index, _MANY, packed, summed)
 
 
 def constants_of(options: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
@@ -163,12 +177,13 @@ def _ensure_once(
     dtype: torch.dtype,
     d_head: int,
     device_index: int,
-    few_keys: bool,
+    few: tuple[bool, bool],
     packed_gradients: bool | None = None,
     summed: tuple[int, ...] = (),
     gathered: bool | None = None,
 ) -> str:
     """The short form of the config; what the call names where the op says what is wrong.
+    few: keys, and queries, as default_config has them.
     packed_gradients: None in a forward pass; in a backward pass, whether sequences are packed.
     gathered: None where k and v lie in no pages; else whether rows of these are gathered."""
     options = dict(numbers) | dict.fromkeys(tensors, True)
@@ -181,7 +196,9 @@ def _ensure_once(
             config = parse(named)
         else:
             needs = needs_of(normal_of(text))
-            config = default_config(of_q, d_head, archs[0], needs, few_keys=few_keys)
+            config = default_config(
+                of_q, d_head, archs[0], needs, few_keys=few[0], few_queries=few[1]
+            )
         features = features_asked(options, d_head, config.canonical())
         if gathered is not None:
             features = on_pages(features, gathered)

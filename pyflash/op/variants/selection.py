@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pyflash.config import Arch, DType, parse
-from pyflash.config.variant_needs import FEW_KEYS
+from pyflash.config.variant_needs import FEW_KEYS, FEW_ROWS
 from pyflash.op.errors import call
 from pyflash.op.options import OPTIONS
 from pyflash.op.selection import (
@@ -42,6 +42,7 @@ def select(problem: Problem, variant: Variant | str) -> Selection:
             Arch.of(sm_arch),
             needs_of(as_variant(variant)),
             few_keys=problem.seqlen_k <= FEW_KEYS,
+            few_queries=problem.seqlen_q * problem.heads_q <= FEW_ROWS * problem.heads_kv,
         )
         raise RuntimeError(f"{error}, which compiles it for '{config}'") from None
     backward = _backward(problem, variant, sm_arch) if sm_arch else "the formula in float32"
