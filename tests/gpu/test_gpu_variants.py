@@ -101,7 +101,10 @@ def test_few_queries_of_many_keys_are_split(variant):
     k, v = torch.randn(2, 1, 20000, 2, 64, device="cuda").half()
     out, lse = pyflash.attention(q, k, v, variant=variant, return_lse=True, compile=True)
     expect(q, k, v, variant=variant).check(out, lse)
-    selection = select(pyflash.Problem(1, 8, 2, 1, 20000, 64, "FP16"), variant)
+    problem = pyflash.Problem(
+        batch=1, heads_q=8, heads_kv=2, seqlen_q=1, seqlen_k=20000, d_head=64, dtype="FP16"
+    )
+    selection = select(problem, variant)
     assert selection.num_splits > 1
     if torch.cuda.get_device_capability()[0] == 9:
         assert selection.config.pack_gqa
@@ -195,7 +198,7 @@ def test_bits_are_what_kernels_evaluate(opaque_config, name):
     variant = parse_variant(OPAQUE[name])
     qkv, tensors = opaque_problem(OPAQUE[name], 1000, 1024, opaque_config.d_head)
     config = opaque_config.canonical().short_form()
-    given = {"variant": variant, "tensors": tensors, "config": config}
+    given = {"variant": variant, "tensors": tensors, "config": config, "num_splits": 1}
     q, k, v = qkv
     out = pyflash.attention(q, k, v, **given)
     of_one = pyflash.attention(q[1:, :, 2:3], k[1:, :, 1:], v[1:, :, 1:], **given)
