@@ -154,7 +154,9 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   params.num_splits = params.cluster = 1;
   Gpu const gpu = current_gpu(device_index);
   VariantKernel const kernel = select_variant(problem, gpu, variant.program, named);
-  params.num_splits = splits_apart(problem, kernel.row->row.shape, kernel.ctas_per_sm, gpu.n_sms);
+  Splits const splits = splits_of(problem, kernel.row->row.shape, kernel.ctas_per_sm, gpu.n_sms);
+  params.num_splits = splits.number;
+  params.cluster = splits.cluster;
   Outputs outputs = allocate_outputs(q, problem);
   if (params.lse_strides.split > 0) {
     auto const workspace = allocate_workspace<Forward>(q, params);

@@ -129,11 +129,6 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
           .cluster = cluster_of(number, shape.max_cluster, tiling.n_ctas, n_slots)};
 }
 
-int splits_apart(Problem const& problem, TileShape shape, int ctas_per_sm, int n_sms) {
-  shape.max_cluster = 1;
-  return splits_of(problem, shape, ctas_per_sm, n_sms).number;
-}
-
 int choose_num_splits(SplitProblem const& problem) {
   constexpr int kMaxRounds = 8;
   bool const has_clusters = problem.max_cluster > 1;

@@ -43,9 +43,6 @@ struct Splits {
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured = 0);
 
-// The number for a kernel of which no cluster of CTAs merges splits.
-int splits_apart(Problem const& problem, TileShape shape, int ctas_per_sm, int n_sms);
-
 // Whether so many tiles are work enough for so many CTAs: four slots of five.
 constexpr bool fill(int64_t n_tiles, int64_t n_slots) { return 5 * n_tiles >= 4 * n_slots; }
 

@@ -46,8 +46,38 @@ def test_it_composes_with_options(planted_libraries, family, name, problem, opti
     call.check(out, lse, **OPTIONS[option])
 
 
+@pytest.mark.parametrize("num_splits", [2, 3, 8, 16])
+@pytest.mark.parametrize("problem", ["one_query", "packed", "pages_of_7"])
+@pytest.mark.parametrize(
+    "name", ["alibi", "far_apart", "dilated", "documents", "of_pair", "curved"]
+)
+def test_clusters_merge_splits(planted_libraries, name, problem, num_splits):
+    call, options = call_of(name, problem), {"num_splits": num_splits, "resident_ctas": 1000}
+    library = planted_libraries["sm90_decoding"]
+    out, lse, report = run(library, "sm90_decoding", call, order="random", **options)
+    report.check()
+    assert report.cluster == num_splits
+    call.check(out, lse)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", ["alibi", "far_apart", "dilated"])
+def test_clusters_compose_with_options(planted_libraries, name, option):
+    call, options = call_of(name, "packed", option), OPTIONS[option] | {"num_splits": 3}
+    library = planted_libraries["sm90_decoding"]
+    out, lse, report = run(library, "sm90_decoding", call, resident_ctas=1000, **options)
+    report.check()
+    assert report.cluster == 3
+    call.check(out, lse, **options)
+
+
 # By itself a mask is bits, and kernels of scores alone walk no lists.
-ALONE = [("sm90", "dilated"), ("sm90_packed_heads", "dilated"), ("sm90", "of_key")]
+ALONE = [
+    ("sm90", "dilated"),
+    ("sm90_packed_heads", "dilated"),
+    ("sm90", "of_key"),
+    ("sm90_decoding", "of_pair"),
+]
 
 
 @pytest.fixture(scope="module", params=ALONE, ids="-".join)

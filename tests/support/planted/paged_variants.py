@@ -29,7 +29,11 @@ CONFIGS = {
     "sm90_packed_heads": parse(
         "(FP16, 64, 64, 32, 1): sm90+stages_1+overlap+persistent+rescale_threshold+pack_gqa"
     ).canonical(),
+    "sm90_decoding": parse(  # whose splits are clusters
+        "(FP16, 64, 64, 128, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa"
+    ).canonical(),
 }
+_EACH_WAY = ("sm80", "sm90", "sm90_packed_heads")
 _EVERY = "right_window+left_window+predicated_head_dim+softcap+sinks+paged_kv"
 FEATURES = [Features.parse(_EVERY), Features.parse(f"{_EVERY}+gathered_kv")]
 
@@ -40,7 +44,7 @@ _LISTS = "variant/block_lists.h"
 
 def _bug(name: str, original: str, planted: str, file: str, problem: str, *configs: str) -> Bug:
     edits = (condition(original, planted, file),)
-    return Bug(name, edits, configs=configs or tuple(CONFIGS), problem=problem)
+    return Bug(name, edits, configs=configs or _EACH_WAY, problem=problem)
 
 
 # All show in the results.
@@ -118,7 +122,12 @@ def _captured(call: PagedCall) -> Captured:
 
 
 def run(
-    library: Path, family: str, call: PagedCall, captured: Captured | None = None, **options: Any
+    library: Path,
+    family: str,
+    call: PagedCall,
+    captured: Captured | None = None,
+    resident_ctas: int = 2,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Report]:
     q, k, v, *pages = call.inputs
     return run_library(
@@ -127,7 +136,7 @@ def run(
         CONFIGS[family],
         pages=(*pages, *call.packing.values()),
         captured=captured or _captured(call),
-        resident_ctas=2,
+        resident_ctas=resident_ctas,
         **options,
     )
 
