@@ -10,9 +10,9 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
-#include <cute/arch/mma_sm90_gmma.hpp>
 
 #include "cute_kernels/device.h"
+#include "cute_kernels/generated/mma_sm90.h"
 
 namespace pyflash::device {
 

@@ -5,5 +5,6 @@
 #include <cute/algorithm/clear.hpp>
 #include <cute/algorithm/fill.hpp>
 #include <cute/arch/copy_sm90.hpp>
-#include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor_impl.hpp>
+
+#include "cute_kernels/generated/mma_sm90.h"

@@ -6,8 +6,6 @@
 
 #include <type_traits>
 
-#include <cute/atom/mma_traits_sm90_gmma.hpp>
-
 #include "cute_kernels/device_sm90.h"
 #include "cute_kernels/sm90/cute.h"
 #include "cute_kernels/sm90/shape.h"
