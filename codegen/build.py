@@ -43,6 +43,9 @@ from pyflash.variant.summed import Summed
 # Sources that precompiling the standard library's headers takes less time than it saves.
 _STANDARD_PAYS_FROM = 8
 
+# Between a config and a variant, in the names of records.
+_WITH = " with "
+
 ArchsOf = Mapping[KernelConfig, Sequence[Arch]]
 
 
@@ -335,7 +338,7 @@ def variant_compilations(
     )
     return {
         (config, variant): Compilation(
-            label=f"{config.short_form()} with {variant.name} {variant.key}",
+            label=f"{config.short_form()}{_WITH}{variant.name} {variant.key}",
             stem=emit.variant_stem(config, variant),
             text=emit.emit_with_variant(
                 config, variant, config.family.op.features.in_dispatch_order(features)
@@ -382,9 +385,15 @@ def built_resources(library: Path) -> dict[KernelConfig, dict[str, Any]]:
       registers (per thread), spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes.
       A config has a function for each combination of features, which its mangled name shows.
 
-    Raises OSError where there is no record beside the library, ValueError for a damaged one.
+    Raises OSError where there is no record beside the library, ValueError for a damaged one, and
+    for a library of kernels with a variant.
     """
     record = kernel_libraries.read_record(library)
+    if any(_WITH in label for label in record["configs"]):
+        raise ValueError(
+            f"{library} is of kernels with a variant, whose registers no model predicts: expected "
+            "a library of configs alone"
+        )
     return {parse(short_form): values for short_form, values in record["configs"].items()}
 
 

@@ -221,6 +221,12 @@ def test_predicted_registers_beside_ptxas(tmp_path):
     assert "of 1 kernels within 8 %" in summary(tmp_path / "some.so")
 
 
+def test_registers_with_a_variant_are_not_predicted(tmp_path):
+    write_record(tmp_path / "some.so", {"configs": {f"{BASE} with alibi 0123": {"kernels": []}}})
+    with pytest.raises(ValueError, match="whose registers no model predicts: expected a library"):
+        registers_of(tmp_path / "some.so")
+
+
 # Two roles: a producer behind 0xa0, and a consumer whose claim is tried again at 0x20. Both call
 # what divides, and the consumer's accumulators are R88 to R119.
 ROLES = """
