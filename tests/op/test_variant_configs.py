@@ -85,6 +85,8 @@ def test_queries_are_counted_with_the_heads_that_share_keys(n_queries, heads, he
     for of_keys in (keys.flatten(0, 1), keys):  # in pages
         assert jit._has_few_queries(packed, of_keys, n_queries) == expected
     assert not jit._has_few_queries(packed, keys, None)
+    for refused in (torch.empty(64, device="meta"), padded):
+        assert not jit._has_few_queries(refused, keys, n_queries)
 
 
 @pytest.mark.parametrize(("keys", "expected"), [(FEW_KEYS, True), (FEW_KEYS + 1, False)])

@@ -139,7 +139,7 @@ def _has_few_keys(k: torch.Tensor, packing: tuple[Any, ...]) -> bool:
 
 def _has_few_queries(q: torch.Tensor, k: torch.Tensor, max_seqlen_q: int | None) -> bool:
     """Whether all those of a sequence that share a head of K and V are FEW_ROWS or fewer."""
-    if max_seqlen_q is None and q.dim() != 4:
+    if q.dim() != (4 if max_seqlen_q is None else 3) or k.dim() < 3:
         return False  # the op refuses it
     n_queries = longest(q.shape[1] if max_seqlen_q is None else max_seqlen_q)
     group = longest(q.shape[-2] // max(k.shape[-2], 1))
