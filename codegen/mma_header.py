@@ -4,11 +4,11 @@
     folder / "cute_kernels/generated/mma_sm90.h"
 
 CUTLASS has the atoms of the usual N, of all types, in two headers of 30,000 lines, which
-`cute/tensor.hpp` includes, and those of the others in two of 76,000 lines. To parse them takes a
-tenth of a kernel's compile time, and half. This one has the atoms of 16-bit elements and of N that
-are multiples of 16, as they stand in CUTLASS. Units of device code alone, none of which includes
-`cute/tensor.hpp`, get all of them and what comes before the atoms from it; others get the usual N
-from CUTLASS.
+`cute/tensor.hpp` includes, and those of the other N in two of 76,000 lines; the compiler would spend
+more time on them than on the rest of a kernel. This header has the atoms of 16-bit elements and of
+N that are multiples of 16, as they stand in CUTLASS. Units of device code alone take all of them
+from it, and what CUTLASS's headers have before the atoms; none includes `cute/tensor.hpp`. Other
+units take the usual N from CUTLASS.
 """
 
 from __future__ import annotations

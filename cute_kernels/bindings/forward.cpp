@@ -151,10 +151,10 @@ Outputs run_variant_on_gpu(Problem& problem, Tensor const& q, CpuVariant const& 
   auto& params = problem.params;
   int32_t const device_index = q.get_device_index();
   torch::stable::accelerator::DeviceGuard const guard(device_index);
-  params.num_splits = params.cluster = 1;
   Gpu const gpu = current_gpu(device_index);
   VariantKernel const kernel = select_variant(problem, gpu, variant.program, named);
-  Splits const splits = splits_of(problem, kernel.row->row.shape, kernel.ctas_per_sm, gpu.n_sms);
+  Splits const splits =
+      splits_with_variant(problem, kernel.row->row.shape, kernel.ctas_per_sm, gpu.n_sms);
   params.num_splits = splits.number;
   params.cluster = splits.cluster;
   Outputs outputs = allocate_outputs(q, problem);

@@ -258,11 +258,11 @@ void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
   }
   VariantKernel const kernel =
       select_variant(problem, call.gpu, *known_variant(call.variant), named);
-  put_results(
-      stack, std::string(kernel.row->row.short_form),
-      int64_t(splits_of(problem, kernel.row->row.shape, kernel.ctas_per_sm, call.gpu.n_sms).number),
-      std::string(named.empty() ? "the first in rank of the kernels with this variant"
-                                : "asked for"));
+  Splits const splits =
+      splits_with_variant(problem, kernel.row->row.shape, kernel.ctas_per_sm, call.gpu.n_sms);
+  put_results(stack, std::string(kernel.row->row.short_form), int64_t(splits.number),
+              std::string(named.empty() ? "the first in rank of the kernels with this variant"
+                                        : "asked for"));
 }
 
 void select_gradients_of_variant(StableIValue* stack, uint64_t, uint64_t) {

@@ -51,7 +51,7 @@ MadeStore::Use MadeStore::use(MadeKey const& key, int64_t bytes, LastingMemoryCa
         leaving = make_room(key, 0);
       }
       if (bytes_[key.device] > most_bytes_) {
-        forget(*use.entry_);  // for the next call to free, though it needs the same
+        forget(*use.entry_);  // the next call frees it, even one that needs the same
       }
     } else {
       bool const is_wanted = bytes <= std::min(kMostBytesOfEntry, most_bytes_) && was_seen(key);

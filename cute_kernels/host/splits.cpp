@@ -129,6 +129,16 @@ Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm
           .cluster = cluster_of(number, shape.max_cluster, tiling.n_ctas, n_slots)};
 }
 
+Splits splits_with_variant(Problem const& problem, TileShape const& shape, int ctas_per_sm,
+                           int n_sms) {
+  TileShape apart = shape;
+  apart.max_cluster = 1;
+  Splits splits = splits_of(problem, apart, ctas_per_sm, n_sms);
+  splits.cluster = cluster_of(splits.number, shape.max_cluster, splits.tiling.n_ctas,
+                              int64_t(n_sms) * ctas_per_sm);
+  return splits;
+}
+
 int choose_num_splits(SplitProblem const& problem) {
   constexpr int kMaxRounds = 8;
   bool const has_clusters = problem.max_cluster > 1;

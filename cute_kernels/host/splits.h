@@ -43,6 +43,10 @@ struct Splits {
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured = 0);
 
+// The same with a variant: the number is chosen as if no clusters merged the splits, since a mask may leave these few blocks.
+Splits splits_with_variant(Problem const& problem, TileShape const& shape, int ctas_per_sm,
+                           int n_sms);
+
 // Whether so many tiles are work enough for so many CTAs: four slots of five.
 constexpr bool fill(int64_t n_tiles, int64_t n_slots) { return 5 * n_tiles >= 4 * n_slots; }
 

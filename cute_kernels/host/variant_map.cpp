@@ -99,9 +99,12 @@ void add_variant_rows(Span<GradientRow> const& rows, KernelLibrary const& librar
 
 VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
                              std::string_view named) {
-  int const longest = larger(problem.params.q_sequences().longest, problem.kv().sequences.longest);
-  return select_of<Forward>(problem.dtype, problem.params, longest, gpu, variant, variant.key,
-                            named, "variant");
+  Forward::Params params = problem.params;
+  params.num_splits = larger(problem.num_splits, 1);  // 0: to be chosen, and may be one
+  params.cluster = 1;
+  int const longest = larger(params.q_sequences().longest, params.kv().sequences.longest);
+  return select_of<Forward>(problem.dtype, params, longest, gpu, variant, variant.key, named,
+                            "variant");
 }
 
 GradientKernel select_gradient(DType dtype, BackwardParams const& params, Gpu const& gpu,

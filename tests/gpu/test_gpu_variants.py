@@ -96,7 +96,7 @@ def test_it_is_its_formula_where_queries_are_few(config_for_few_queries, name, p
     "variant", ["causal", "of_end: s + sin(0.1 * (k_len - k)) where k % 7 < 5"]
 )
 def test_few_queries_of_many_keys_are_split(variant):
-    """As `select` says: the keys of one sequence would wait for one multiprocessor a head."""
+    """Into as many parts as `select` says."""
     q = torch.randn(1, 1, 8, 64, device="cuda").half()
     k, v = torch.randn(2, 1, 20000, 2, 64, device="cuda").half()
     out, lse = pyflash.attention(q, k, v, variant=variant, return_lse=True, compile=True)

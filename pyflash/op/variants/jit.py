@@ -141,9 +141,9 @@ def _has_few_queries(q: torch.Tensor, k: torch.Tensor, max_seqlen_q: int | None)
     """Whether all those of a sequence that share a head of K and V are FEW_ROWS or fewer."""
     if q.dim() != (4 if max_seqlen_q is None else 3) or k.dim() < 3:
         return False  # the op refuses it
-    n_queries = longest(q.shape[1] if max_seqlen_q is None else max_seqlen_q)
-    group = longest(q.shape[-2] // max(k.shape[-2], 1))
-    return bool(n_queries * group <= FEW_ROWS)
+    n_queries = q.shape[1] if max_seqlen_q is None else max_seqlen_q
+    group = q.shape[-2] // max(k.shape[-2], 1)
+    return bool(longest(n_queries * group) <= FEW_ROWS)
 
 
 def ensure_gradients_built(

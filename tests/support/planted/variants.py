@@ -29,6 +29,9 @@ CONFIGS = {
     "sm90_wide": parse(
         "(FP16, 64, 256, 64, 4): sm90+stages_2+overlap+persistent+rescale_threshold"
     ),
+    "sm90_decoding": parse(
+        "(FP16, 64, 64, 128, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa"
+    ),
     "sm80": parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"),
 }
 BOTH = ("sm90", "sm80")
