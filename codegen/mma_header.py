@@ -4,10 +4,10 @@
     folder / "cute_kernels/generated/mma_sm90.h"
 
 CUTLASS has the atoms of the usual N, of all types, in two headers of 30,000 lines, which
-`cute/tensor.hpp` includes, and those of the other N in two of 76,000 lines; the compiler would spend
-more time on them than on the rest of a kernel. This header has the atoms of 16-bit elements and of
-N that are multiples of 16, as they stand in CUTLASS. Units of device code alone take all of them
-from it, and what CUTLASS's headers have before the atoms; none includes `cute/tensor.hpp`. Other
+`cute/tensor.hpp` includes, and those of the other N in two of 76,000 lines. A compiler would read
+them as long as the rest of a kernel. This header has the atoms of 16-bit elements and of N that are
+multiples of 16, as they stand in CUTLASS. Units of device code alone take all of them from it, and
+what CUTLASS's headers have before the atoms; none of these units includes `cute/tensor.hpp`. Other
 units take the usual N from CUTLASS.
 """
 
