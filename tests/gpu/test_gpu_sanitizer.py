@@ -34,9 +34,15 @@ import sys
 import torch
 from pyflash import attention, attention_paged, attention_varlen
 from pyflash.config import parse
-from pyflash.op.reference import check, expect_varlen
+from pyflash.op import reference
 def randn(*size):
     return torch.randn(size, device="cuda", dtype=dtype)
+# References are computed on the CPU, so that the tool watches pyflash's kernels alone.
+def on_cpu(values):
+    return [x.cpu() for x in values]
+def check(out, *inputs, lse, **options):
+    options = {n: x.cpu() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    reference.check(out.cpu(), *on_cpu(inputs), lse=lse.cpu(), **options)
 def configs():
     global dtype
     for short_form in sys.argv[1:]:
@@ -90,7 +96,8 @@ for config in configs():
     for num_splits in (1, 3):
         options = {"config": config, "causal": True, "num_splits": num_splits}
         out, lse = attention_varlen(q, k, v, cu_q, cu_k, 131, 83, return_lse=True, **options)
-        expect_varlen(q, k, v, cu_q, cu_k, causal=True).check(out, lse)
+        expected = reference.expect_varlen(*on_cpu((q, k, v, cu_q, cu_k)), causal=True)
+        expected.check(*on_cpu((out, lse)))
         for bad in wrong:
             for pair in ((bad, cu_k), (cu_q, bad), (bad, bad)):
                 attention_varlen(q, k, v, *pair, 200, 150, **options)
@@ -107,15 +114,16 @@ for config in configs():
     n_packing += 1
     for lengths in ((700, 0, 1, 64, 3000), (500,) * 3, (70,) * 300):
         for n_queries in (1, 8):
-            cache = Cache(lengths, 16, 2, config.d_head, dtype, device="cuda")
+            cache = Cache(lengths, 16, 2, config.d_head, dtype)
+            *pages, seqlens = (x.cuda() for x in cache.tensors)
             q = randn(len(lengths), n_queries, 8, config.d_head)
             options = {"config": config, "causal": True, "num_splits": -1}
             for _ in range(2):
-                out, lse = attention_paged(q, *cache.tensors, return_lse=True, **options)
-                cache.check_padded(q, out, lse, causal=True)
+                out, lse = attention_paged(q, *pages, seqlens, return_lse=True, **options)
+                cache.check_padded(*on_cpu((q, out, lse)), causal=True)
             for lie in (-5, 2**31 - 1):
-                cache.seqlens[0] = lie
-                attention_paged(q, *cache.tensors, **options)
+                seqlens[0] = lie
+                attention_paged(q, *pages, seqlens, **options)
                 torch.cuda.synchronize()
 assert n_packing > 0, sys.argv
 print("checked", len(sys.argv) - 1, "configs")
@@ -193,7 +201,6 @@ for dtype in (torch.float16, torch.bfloat16):
 print("checked", n_checked)
 """
 # A group of heads, heads narrower than the config's, empty sequences, and one order of the sums.
-# The reference is computed on the CPU, so that the tool watches pyflash's kernels alone.
 GRADIENTS = """
 from pyflash.op.backward import kernels
 from pyflash.op.reference_gradients import expect_gradients
@@ -224,8 +231,8 @@ for config, short_form in zip(configs(), sys.argv[1:]):
                 attend = attention_varlen if packing else attention
                 out, lse = attend(q, k, v, *packing, return_lse=True, **mask)
                 grad_lse = torch.randn_like(lse)
-                *inputs, of_lse = (x.cpu() for x in (q, k, v, grad_out, grad_lse))
-                more = {"grad_lse": of_lse, "cu_seqlens": [x.cpu() for x in packing[:2]], **mask}
+                *inputs, of_lse = on_cpu((q, k, v, grad_out, grad_lse))
+                more = {"grad_lse": of_lse, "cu_seqlens": on_cpu(packing[:2]), **mask}
                 expected = expect_gradients(*inputs, **more)
                 for deterministic in (False, True):
                     options = {"config": short_form, "deterministic": deterministic, **mask}
@@ -237,7 +244,7 @@ for config, short_form in zip(configs(), sys.argv[1:]):
                     except RuntimeError as error:
                         assert "is not built with" in str(error), error
                         continue
-                    expected.check([x.cpu() for x in found])
+                    expected.check(on_cpu(found))
                     n_checked[short_form] += 1
 assert min(n_checked.values()) > 0, n_checked
 print("checked", len(n_checked), "configs")
