@@ -119,11 +119,12 @@ def check_gradients(
     variant, inputs, values = variant_of(seed), inputs_of(seed), values_of(variant_of(seed))
     if "f16(" in str(variant):  # rounded from float64 and from float32 they may differ
         return False
-    names = [n for n, x in values.items() if isinstance(x, Tensor) and x.is_floating_point()]
+    names = [n for n, x in values.items() if _has_gradient(x)]
     own = [x.to(device).requires_grad_() for x in inputs]
     given = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in values.items()}
     given = dict(beside or {}) | given
-    for name in names:
+    others = [n for n, x in given.items() if _has_gradient(x) and n not in names]
+    for name in (*names, *others):
         given[name] = given[name].detach().requires_grad_()
     out = pyflash.attention(
         *own, variant=combined or variant, tensors=given, compile=device != "cpu"
@@ -132,11 +133,13 @@ def check_gradients(
     # The normal form may lack a parameter.
     found = torch.autograd.grad(
         out,
-        [*own, *(given[n] for n in names)],
+        [*own, *(given[n] for n in (*names, *others))],
         grad_out.to(device),
         allow_unused=True,
         materialize_grads=True,
     )
+    found, zeros = found[: len(own) + len(names)], found[len(own) + len(names) :]
+    assert not any(x.any() for x in zeros), f"seed {seed}: {others}"
 
     wide = [x.detach().double().requires_grad_() for x in inputs]
     tables = {n: values[n].detach().double().requires_grad_() for n in names}
@@ -161,6 +164,10 @@ def check_gradients(
             msg=f"d{name}, seed {seed}: {variant}\n".__add__,
         )  # fmt: skip
     return True
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def main() -> None:
