@@ -75,7 +75,8 @@ def check(inputs, tensors, variant, packing=(), **options) -> None:
     grad_out = torch.randn(out.shape, device="cuda").half()
     found = torch.autograd.grad(out, inputs, grad_out)
     leaves = [x.detach().double().requires_grad_() for x in inputs]
-    options = {n: x for n, x in options.items() if n not in ("compile", "deterministic")}
+    others = ("compile", "deterministic", "backward")
+    options = {n: x for n, x in options.items() if n not in others}
     captured = captured_of(variant, tensors)
     expected, _ = attention_variant_ref(
         *leaves, captured, *packing[:2], dtype=torch.float64, **options
@@ -119,7 +120,34 @@ def test_a_variant_composes_with_options_and_compiles_on_demand(options):
     check(inputs_of(at, 1), tensors, CURVED, compile=True, **on_gpu(OPTIONS[options]))
 
 
-def test_packed_sequences_are_their_own():
+@pytest.mark.parametrize("options", [name for name in OPTIONS if name != "deterministic"])
+def test_the_formula_computes_them_on_request(options):
+    """In the thread of autograd that runs the backward pass of a GPU."""
+    at = PROBLEMS["square"]
+    tensors = {"gain": torch.linspace(1, 4, at.heads, device="cuda")}
+    asked = {"compile": True, "backward": "reference", **on_gpu(OPTIONS[options])}
+    check(inputs_of(at, 1), tensors, CURVED, **asked)
+
+
+def test_the_formula_computes_them_in_a_graph():
+    at = PROBLEMS["square"]
+    inputs, tensors = inputs_of(at, 1), {"gain": torch.linspace(1, 4, at.heads, device="cuda")}
+
+    def gradients(function) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(function(*inputs).float().square().sum(), inputs)
+
+    def call(q, k, v):
+        return pyflash.attention(
+            q, k, v, variant=CURVED, tensors=tensors, backward="reference", compile=True
+        )
+
+    found, expected = gradients(torch.compile(call, fullgraph=True)), gradients(call)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("backward", ["", "reference"])
+def test_packed_sequences_are_their_own(backward):
     lengths_q, lengths_k = (100, 0, 31, 165), (129, 7, 0, 265)
     starts = [
         torch.tensor([0, *n]).cumsum(0, dtype=torch.int32).cuda() for n in (lengths_q, lengths_k)
@@ -128,7 +156,8 @@ def test_packed_sequences_are_their_own():
     torch.manual_seed(2)
     inputs = [torch.randn(*n, 64, device="cuda").half().requires_grad_() for n in totals]
     tensors = {"gain": torch.linspace(1, 4, 4, device="cuda")}
-    check(inputs, tensors, CURVED, (*starts, max(lengths_q), max(lengths_k)), compile=True)
+    packing = (*starts, max(lengths_q), max(lengths_k))
+    check(inputs, tensors, CURVED, packing, compile=True, backward=backward)
 
 
 def test_deterministic_gradients_have_the_same_bits():

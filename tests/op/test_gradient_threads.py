@@ -3,11 +3,16 @@ first call: the same bits as alone, and draws of the generator that no two share
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from support.gradient_calls import CALLS, close, in_threads
 
 import pyflash
+from pyflash.op.autograd import TORCH_API
+from pyflash.op.variants import autograd as variant_autograd
+from pyflash.op.variants.reference import gradients
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -19,6 +24,21 @@ def test_threads_at_once_compute_what_one_computes(name):
     for found, other in zip(results, expected, strict=True):
         assert all(map(torch.equal, found, other))
     assert not close(expected[0], expected[1])
+
+
+@pytest.mark.skipif(TORCH_API == "public", reason="needs private parts of torch")
+def test_the_formula_runs_in_the_thread_of_autograd(monkeypatch):
+    """Another one would wait for it on a GPU, whose backward passes have one thread."""
+    threads = []
+
+    def noting(*arguments, **options):
+        threads.append(threading.get_ident())
+        return gradients(*arguments, **options)
+
+    monkeypatch.setattr(variant_autograd, "gradients_of_formula", noting)
+    q = torch.randn(1, 5, 2, 16, dtype=torch.float16, requires_grad=True)
+    pyflash.attention(q, q, q, variant="later: s + k").sum().backward()
+    assert threads == [threading.get_ident()]
 
 
 def test_threads_draw_from_the_generator_one_after_the_other():

@@ -5,7 +5,7 @@ microseconds on the host, those without gradients too, and takes no keyword-only
 there are two implementations: `private_api`, fast, which uses private parts of torch, and
 `public_api`, which does not. The environment variable PYFLASH_TORCH_API, "private" or "public",
 picks one; by default the first if this torch has what it needs. With "public" torch.func transforms
-(grad) raise.
+(grad) raise, and so do gradients by the formula on a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def _picked() -> str:
 
 
 TORCH_API = _picked()
+above_autograd = _APIS[TORCH_API].above_autograd
 autocast = _APIS[TORCH_API].autocast
 call_op = _APIS[TORCH_API].call_op
 is_seen_by_nobody = _APIS[TORCH_API].is_seen_by_nobody

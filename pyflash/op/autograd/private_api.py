@@ -45,11 +45,18 @@ _NEEDED = (
     "_C._are_functorch_transforms_active",
     "_C._AutoDispatchBelowAutograd",
     "_C._ExcludeDispatchKeyGuard",
+    "_C._ForceDispatchKeyGuard",
+    "_C._dispatch_tls_local_exclude_set",
+    "_C._dispatch_tls_local_include_set",
     "_C._len_torch_dispatch_stack",
     "_C._len_torch_function_stack",
     "_C.DispatchKeySet",
+    "_C.DispatchKey.ADInplaceOrView",
     "_C.DispatchKey.AutocastCPU",
     "_C.DispatchKey.AutocastCUDA",
+    "_C.DispatchKey.AutogradCPU",
+    "_C.DispatchKey.AutogradCUDA",
+    "_C.DispatchKey.AutogradOther",
     "ops.pyflash.fwd.default._handle.redispatch_boxed",
     "ops.pyflash.fwd.default._op",
     "ops.pyflash.run_backward.default._op",
@@ -130,6 +137,18 @@ def below_autograd() -> AbstractContextManager[Any]:
     ):
         return nullcontext()
     return _C._AutoDispatchBelowAutograd()
+
+
+def above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """For the kernel of an op, in which torch records nothing: computes what needs gradients of its
+    own. x: where it runs."""
+    # NOTE: not in another thread, whose gradients on a GPU would wait for the thread that runs the
+    # backward passes of that GPU, which is this one.
+    excluded = _C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        excluded = excluded - _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+    with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
+        return compute()
 
 
 def register_backward(

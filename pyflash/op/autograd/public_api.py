@@ -7,6 +7,7 @@ op of its own, whose first arguments are these: `torch.ops.pyflash.recorded_fwd`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,6 +36,19 @@ def call_op(
 ) -> Any:
     """As that of private_api; there is no way past autograd."""
     return call(op, q, k, v, *others, **options)
+
+
+def above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """As that of private_api, in a thread of its own. Raises RuntimeError on a GPU, where that
+    thread would wait for the one that runs the backward passes of the GPU."""
+    if x.is_cuda:
+        raise RuntimeError(
+            "pyflash: gradients by the formula on a GPU need private parts of torch, which are not "
+            "used here: expected backward='', or another version of torch without "
+            "PYFLASH_TORCH_API=public"
+        )
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(compute).result()
 
 
 def register_forward(library: torch.library.Library, forward: Forward) -> None:

@@ -3,14 +3,13 @@ formula, `bwd_variant`, and by kernels on a GPU, `bwd_variant_kernels`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyflash.op.autograd import autocast
+from pyflash.op.autograd import above_autograd, autocast
 from pyflash.op.autograd.formulas import SECOND_DERIVATIVES, VMAP, Forward, refusal
 from pyflash.op.fake import check_forward
 from pyflash.op.options import OPTIONS, TENSORS
@@ -52,7 +51,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
     differentiable = [name for name in _DIFFERENTIABLE if name in options]
     cu_seqlens = given["cu_seqlens_q"], given["cu_seqlens_k"]
     inputs = [given[name] for name in ("q", "k", "v")]
-    found = _above_autograd(
+    found = above_autograd(
         grad_out,
         lambda: gradients_of_formula(
             grad_out, inputs, captured, cu_seqlens, differentiable, **options
@@ -60,22 +59,6 @@ def _backward(*arguments: Any) -> list[Tensor]:
     )
     # Graphs expect the layouts of the fake.
     return [out.copy_(dx) for out, dx in zip(_fake_backward(*arguments), found, strict=True)]
-
-
-def _above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """In a thread of its own: within the kernel of an op torch records nothing, and has no public
-    way to change that. Where x is, and in this thread's stream."""
-    if not x.is_cuda:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(compute).result()
-    stream = torch.cuda.current_stream(x.device)
-
-    def on_stream() -> list[Tensor]:
-        with torch.cuda.stream(stream):
-            return compute()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(on_stream).result()
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
