@@ -133,9 +133,12 @@ Splits splits_with_variant(Problem const& problem, TileShape const& shape, int c
                            int n_sms) {
   TileShape apart = shape;
   apart.max_cluster = 1;
-  Splits splits = splits_of(problem, apart, ctas_per_sm, n_sms);
-  splits.cluster = cluster_of(splits.number, shape.max_cluster, splits.tiling.n_ctas,
-                              int64_t(n_sms) * ctas_per_sm);
+  Splits splits = splits_of(problem, shape, ctas_per_sm, n_sms);
+  splits.number = std::min(splits.number, splits_of(problem, apart, ctas_per_sm, n_sms).number);
+  int64_t const n_tiles = splits.tiling.n_ctas;
+  int const cluster =
+      cluster_of(splits.number, shape.max_cluster, n_tiles, int64_t(n_sms) * ctas_per_sm);
+  splits.cluster = n_tiles <= clusters_that_fit(cluster, ctas_per_sm, n_sms) ? cluster : 1;
   return splits;
 }
 

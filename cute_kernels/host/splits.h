@@ -43,7 +43,8 @@ struct Splits {
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured = 0);
 
-// The same with a variant: the number is chosen as if no clusters merged the splits, since a mask may leave these few blocks.
+// The same with a variant: of the numbers with clusters and without them the lower, since a mask may leave few blocks to split.
+// Clusters merge the splits where those of all tiles run at a time, whoever chose the number.
 Splits splits_with_variant(Problem const& problem, TileShape const& shape, int ctas_per_sm,
                            int n_sms);
 

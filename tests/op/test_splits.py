@@ -114,13 +114,37 @@ CLUSTERS = (
 )
 
 
+def printed_by(tmp_path, program, *arguments, given=""):
+    sources = [ROOT / f"tests/support/{program}.cpp", ROOT / "cute_kernels/host/splits.cpp"]
+    compiled = tmp_path / program
+    subprocess.run(["g++", "-std=c++20", *includes(), *sources, "-o", compiled], check=True)
+    command = [compiled, *map(str, arguments)]
+    run = subprocess.run(command, input=given, check=True, capture_output=True, text=True)
+    return [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+
+
 def test_clusters_that_fit_are_those_of_an_h200_in_proportion(tmp_path):
     sms = (*range(1, 8), 66, 78, 108, 114, *range(130, 135), 144, 148, 264)
-    sources = [ROOT / "tests/support/print_clusters.cpp", ROOT / "cute_kernels/host/splits.cpp"]
-    program = tmp_path / "print_clusters"
-    subprocess.run(["g++", "-std=c++20", *includes(), *sources, "-o", program], check=True)
-    command = [program, *map(str, sms)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = [tuple(map(int, line.split())) for line in printed.splitlines()]
+    found = printed_by(tmp_path, "print_clusters", *sms)
     expected = [tuple(n * sm // 132 for n in known) for sm in sms for known in CLUSTERS]
     assert found == expected
+
+
+# A batch, queries, heads, heads of K and V, keys, d_head, the rows and keys of a tile: splits, and
+# CTAs of a cluster.
+WITH_VARIANT = {
+    (4, 1, 32, 8, 32768, 128, 64, 64): (8, 1),  # 32 clusters of 8 do not run at a time
+    (1, 1, 32, 8, 65536, 128, 64, 64): (32, 1),  # more than a cluster has
+    (1, 1, 32, 8, 4096, 128, 64, 64): (8, 8),
+    (8, 1, 32, 8, 2048, 128, 64, 64): (2, 2),
+    (4, 1, 32, 8, 8192, 128, 64, 64): (7, 7),
+    (16, 1, 32, 8, 4096, 128, 64, 64): (1, 1),
+    (8, 1, 32, 8, 8192, 64, 64, 128): (4, 1),  # 64 clusters of 4: 62 run at a time
+    (2, 4, 8, 2, 32768, 64, 64, 128): (26, 1),
+}
+
+
+def test_with_a_variant_clusters_merge_splits_where_those_of_all_tiles_run_at_a_time(tmp_path):
+    given = "\n".join(" ".join(map(str, problem)) for problem in WITH_VARIANT)
+    found = printed_by(tmp_path, "print_variant_splits", given=given)
+    assert found == [splits * 2 for splits in WITH_VARIANT.values()]  # whoever chose the number
