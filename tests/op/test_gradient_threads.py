@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from support.gradient_calls import CALLS, close, in_threads
+from torch._subclasses.schema_check_mode import SchemaCheckMode
 
 import pyflash
 from pyflash.op.autograd import TORCH_API
@@ -39,6 +40,33 @@ def test_the_formula_runs_in_the_thread_of_autograd(monkeypatch):
     q = torch.randn(1, 5, 2, 16, dtype=torch.float16, requires_grad=True)
     pyflash.attention(q, q, q, variant="later: s + k").sum().backward()
     assert threads == [threading.get_ident()]
+
+
+def refuse(_):
+    raise AssertionError("a hook of the caller's saw what the formula saves")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.autograd.graph.saved_tensors_hooks(refuse, refuse),
+        lambda: torch.device("meta"),
+        torch.enable_grad,
+        SchemaCheckMode,
+    ],
+    ids=["autocast", "hooks", "device", "grad", "mode"],
+)
+def test_the_formula_is_that_of_the_op_whatever_is_around(around):
+    q, k, v = (torch.randn(1, 40, 2, 64).half().requires_grad_() for _ in "qkv")
+    slope = torch.tensor([0.5, 1.0], requires_grad=True)
+    variant = "alibi(slope: f32[1]): s + slope[h] * (k - q) where k <= q"
+    out = pyflash.attention(q, k, v, variant=variant, tensors={"slope": slope})
+    asked = (out, (q, k, v, slope), torch.randn_like(out))
+    expected = torch.autograd.grad(*asked, retain_graph=True)
+    with around():
+        found = torch.autograd.grad(*asked, retain_graph=True)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_threads_draw_from_the_generator_one_after_the_other():

@@ -141,14 +141,22 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 def above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
     """For the kernel of an op, in which torch records nothing: computes what needs gradients of its
-    own. x: where it runs."""
+    own, whatever autocast and hooks of saved tensors are around the op. x: where it runs."""
     # NOTE: not in another thread, whose gradients on a GPU would wait for the thread that runs the
     # backward passes of that GPU, which is this one.
-    excluded = _C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
-        excluded = excluded - _C.DispatchKeySet(getattr(_C.DispatchKey, key))
-    with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
-        return compute()
+    with (
+        torch.autocast(x.device.type, enabled=False),
+        torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged),
+    ):
+        excluded = _C._dispatch_tls_local_exclude_set()
+        for key in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+            excluded = excluded - _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+        with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded):
+            return compute()
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def register_backward(
