@@ -43,8 +43,8 @@ struct Splits {
 Splits splits_of(Problem const& problem, TileShape const& shape, int ctas_per_sm, int n_sms,
                  int measured = 0);
 
-// The same with a variant: of the numbers with clusters and without them the lower, since a mask may leave few blocks to split.
-// Clusters merge the splits where those of all tiles run at a time, whoever chose the number.
+// The same for a kernel with a variant. The number is the lower of the one with clusters and the one without: a mask may leave few
+// blocks to split. Clusters merge the splits if the clusters of all tiles run at a time, also where the problem asks for the number.
 Splits splits_with_variant(Problem const& problem, TileShape const& shape, int ctas_per_sm,
                            int n_sms);
 

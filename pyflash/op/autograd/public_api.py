@@ -43,9 +43,9 @@ def above_autograd(x: Tensor, compute: Callable[[], list[Tensor]]) -> list[Tenso
     thread would wait for the one that runs the backward passes of the GPU."""
     if x.is_cuda:
         raise RuntimeError(
-            "pyflash: gradients by the formula on a GPU need private parts of torch, which are not "
-            "used here: expected backward='', or another version of torch without "
-            "PYFLASH_TORCH_API=public"
+            "pyflash: gradients by the formula on a GPU need private parts of torch, which this "
+            "version lacks or PYFLASH_TORCH_API=public leaves out: expected backward='', by "
+            "kernels, or another version of torch without that variable"
         )
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(compute).result()
