@@ -4,6 +4,7 @@ first call: the same bits as alone, and draws of the generator that no two share
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from support.gradient_calls import CALLS, close, in_threads
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 
 import pyflash
-from pyflash.op.autograd import TORCH_API
+from pyflash.op.autograd import TORCH_API, public_api
 from pyflash.op.variants import autograd as variant_autograd
 from pyflash.op.variants.reference import gradients
 
@@ -42,6 +43,11 @@ def test_the_formula_runs_in_the_thread_of_autograd(monkeypatch):
     assert threads == [threading.get_ident()]
 
 
+def test_without_private_parts_of_torch_the_formula_is_refused_on_a_gpu():
+    with pytest.raises(RuntimeError, match="expected backward='', by kernels, or another version"):
+        public_api.above_autograd(SimpleNamespace(is_cuda=True), list)
+
+
 def refuse(_):
     raise AssertionError("a hook of the caller's saw what the formula saves")
 
@@ -57,12 +63,22 @@ def refuse(_):
     ],
     ids=["autocast", "hooks", "device", "grad", "mode"],
 )
-def test_the_formula_is_that_of_the_op_whatever_is_around(around):
-    q, k, v = (torch.randn(1, 40, 2, 64).half().requires_grad_() for _ in "qkv")
-    slope = torch.tensor([0.5, 1.0], requires_grad=True)
-    variant = "alibi(slope: f32[1]): s + slope[h] * (k - q) where k <= q"
-    out = pyflash.attention(q, k, v, variant=variant, tensors={"slope": slope})
-    asked = (out, (q, k, v, slope), torch.randn_like(out))
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("options", [(), ("softcap",), ("sinks",), ("softcap", "sinks")])
+def test_the_formula_is_that_of_the_op_whatever_is_around(around, packed, options):
+    shape = (40, 2, 64) if packed else (1, 40, 2, 64)
+    q, k, v = (torch.randn(shape).half().requires_grad_() for _ in "qkv")
+    slope, sinks = (torch.tensor([0.5, 1.0], requires_grad=True) for _ in range(2))
+    given = {name: {"softcap": 3.0, "sinks": sinks}[name] for name in options}
+    starts = torch.tensor([0, 13, 13, 40], dtype=torch.int32)
+    attend = pyflash.attention_varlen if packed else pyflash.attention
+    out = attend(
+        q, k, v, *((starts, starts, 27, 27) if packed else ()), **given,
+        variant="alibi(slope: f32[1]): s + slope[h] * (k - q) where k <= q",
+        tensors={"slope": slope},
+    )  # fmt: skip
+    wanted = [q, k, v, slope, *([sinks] if "sinks" in options else [])]
+    asked = (out, wanted, torch.randn_like(out))
     expected = torch.autograd.grad(*asked, retain_graph=True)
     with around():
         found = torch.autograd.grad(*asked, retain_graph=True)
