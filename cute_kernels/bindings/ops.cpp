@@ -261,7 +261,8 @@ void select_with_variant(StableIValue* stack, uint64_t, uint64_t) {
   Splits const splits =
       splits_with_variant(problem, kernel.row->row.shape, kernel.ctas_per_sm, call.gpu.n_sms);
   put_results(stack, std::string(kernel.row->row.short_form), int64_t(splits.number),
-              std::string(named.empty() ? "the first in rank of the kernels with this variant"
+              std::string(named.empty() ? "the first in rank of the kernels with this variant, of "
+                                          "those for so many queries"
                                         : "asked for"));
 }
 

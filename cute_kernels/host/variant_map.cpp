@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <tuple>
 
 #include "cute_kernels/host/config_map.h"
 #include "cute_kernels/host/errors.h"
@@ -36,6 +37,16 @@ BackwardParams fitted(BackwardParams params, ConfigMapRow<Backward> const& row) 
   params.set_shape(with_variant(row.shape));
   return params;
 }
+
+// What comes before rank: where a tile of a config for few queries holds all of a head of K and V, it
+// reads keys once, and is first; where it does not, it is last.
+int order_by_tiles(ConfigMapRow<Forward> const& row, Forward::Params const& params) {
+  if (!row.shape.packs_heads) {
+    return 1;
+  }
+  return params.q_sequences().longest <= row.shape.n_queries(params) ? 0 : 2;
+}
+int order_by_tiles(ConfigMapRow<Backward> const&, BackwardParams const&) { return 0; }
 
 // Whether a row runs a problem, and with which of its combinations of features.
 template <class Op>
@@ -70,8 +81,9 @@ VariantKernelOf<Op> select_of(DType dtype, typename Op::Params const& params, in
       continue;
     }
     kernel.features = *combination;
-    auto const order = [](VariantKernelOf<Op> const& k) {
-      return std::pair(columns_compared(k.row->row), k.row->row.rank);
+    auto const order = [&](VariantKernelOf<Op> const& k) {
+      ConfigMapRow<Op> const& of_k = k.row->row;
+      return std::tuple(columns_compared(of_k), order_by_tiles(of_k, params), of_k.rank);
     };
     if (!best || order(kernel) < order(*best)) {
       best = kernel;

@@ -26,8 +26,8 @@ using GradientKernel = VariantKernelOf<Backward>;
 void add_variant_rows(Span<VariantRow> const& rows, KernelLibrary const& library);
 void add_variant_rows(Span<GradientRow> const& rows, KernelLibrary const& library);
 
-// The kernel of a variant for a problem: that of the named config, or the first in rank of those of the smallest d_head. Fails
-// where there is none, saying how to build one.
+// The kernel of a variant for a problem: that of the named config, or the first in rank of those of the smallest d_head whose tiles
+// are for so many queries. Fails where there is none, saying how to build one.
 VariantKernel select_variant(Problem const& problem, Gpu const& gpu, VariantProgram const& variant,
                              std::string_view named);
 // The same of its gradients, and those of captured tensors, by their places, ascending.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.fake_library import build_fake_library
 
 import pyflash
 from pyflash.config import Arch, DType
 from pyflash.config.variant_needs import FEW_KEYS
+from pyflash.op import library
 from pyflash.op.variants import call, jit
 from pyflash.op.variants.jit import default_config
+from pyflash.op.variants.selection import select
 from pyflash.variant import parse
 from pyflash.variant.library import named
 from pyflash.variant.needs import needs_of
@@ -20,6 +23,8 @@ SHORT = "(FP16, 64, 64, 64, 1): sm90+stages_2+overlap+persistent+rescale_thresho
 THREE = "(FP16, 64, 192, 96, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
 DECODING = "(FP16, 64, 64, 128, 1): sm90+stages_2+overlap+persistent+rescale_threshold+pack_gqa"
 WIDE = "(FP16, 128, 192, 64, 3): sm90+stages_3+overlap+persistent+rescale_threshold"
+FEW_OF_TWO = "(FP16, 512, 64, 64, 1): sm90+stages_2+pack_gqa"
+MANY_OF_TWO = "(FP16, 512, 128, 64, 2): sm90+stages_2"
 WIDE_TWO = "(FP16, 128, 128, 128, 2): sm90+stages_2+overlap+pingpong+persistent+rescale_threshold"
 
 
@@ -87,6 +92,32 @@ def test_queries_are_counted_with_the_heads_that_share_keys(n_queries, heads, he
     assert not jit._has_few_queries(packed, keys, None)
     for refused in (torch.empty(64, device="meta"), padded):
         assert not jit._has_few_queries(refused, keys, n_queries)
+
+
+@pytest.mark.parametrize("rank_of_few", [-99, -1])
+def test_of_several_kernels_that_are_built_few_queries_choose_the_one_that_reads_keys_once(
+    tmp_path, monkeypatch, rank_of_few
+):
+    """Whichever of two has the lower rank."""
+    variant = parse(f"ranked: s + {-rank_of_few} * q")
+    macros = f'VARIANT_KEY="{variant.normal.key}"', f"OF_FEW={rank_of_few}"
+    library.load(build_fake_library(tmp_path, "variants", *macros))
+    monkeypatch.setattr("pyflash.op.variants.selection.architecture_of", lambda _: (90, 132))
+
+    def config(heads, heads_kv, n_queries, **packed):
+        sizes = {"heads_q": heads, "heads_kv": heads_kv, "seqlen_q": n_queries, "seqlen_k": 4096}
+        problem = pyflash.Problem(**{"batch": 1} | sizes | packed, d_head=512, dtype="FP16")
+        return str(select(problem, variant).config)
+
+    for heads, heads_kv in ((4, 4), (8, 2), (16, 1), (64, 1)):
+        most = 64 * heads_kv // heads
+        packed = {"packed": True, "batch": 3, "total_k": 4096}
+        for n_queries, expected in (
+            (1, FEW_OF_TWO), (most, FEW_OF_TWO), (most + 1, MANY_OF_TWO), (4096, MANY_OF_TWO)
+        ):  # fmt: skip
+            assert config(heads, heads_kv, n_queries) == expected
+            beside = packed | {"total_q": n_queries + 2}
+            assert config(heads, heads_kv, n_queries, **beside) == expected
 
 
 @pytest.mark.parametrize(("keys", "expected"), [(FEW_KEYS, True), (FEW_KEYS + 1, False)])

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "cute_kernels/registry.h"
+#include "cute_kernels/variant_row.h"
 
 #ifndef ABI
 #define ABI pyflash::kKernelLibraryAbi
@@ -244,3 +245,34 @@ extern "C" __attribute__((visibility("default"))) pyflash::KernelLibrary const* 
   };
   return &library;
 }
+
+#ifdef VARIANT_KEY  // two kernels of a variant: the one for few queries has the rank OF_FEW, the other -50
+namespace {
+
+pyflash::VariantRow variant_row(int B_r, char const* short_form, int rank, bool packs_heads) {
+  FlashForwardSm90Config const config{.dtype = DType::FP16,
+                                      .d_head = 512,
+                                      .B_r = B_r,
+                                      .B_c = 64,
+                                      .n_consumers = B_r / 64,
+                                      .stages = 2,
+                                      .pack_gqa = packs_heads};
+  pyflash::VariantRow result{.key = VARIANT_KEY,
+                             .most_positions = 1 << 20,
+                             .row = row(config, short_form, "90a", 0, rank)};
+  result.row.shape.packs_heads = packs_heads;
+  return result;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) pyflash::Span<pyflash::VariantRow> const*
+pyflash_variant_rows() {
+  static pyflash::VariantRow const rows[] = {
+      variant_row(64, "(FP16, 512, 64, 64, 1): sm90+stages_2+pack_gqa", OF_FEW, true),
+      variant_row(128, "(FP16, 512, 128, 64, 2): sm90+stages_2", -50, false),
+  };
+  static pyflash::Span<pyflash::VariantRow> const span{rows, std::size(rows)};
+  return &span;
+}
+#endif
