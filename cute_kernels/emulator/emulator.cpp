@@ -63,6 +63,7 @@ void Emulator::finish() {
 }
 
 void Emulator::begin_cluster(int size) {
+  turns_.begin();
   int const n_warps = kernel_.n_threads / kLanes;
   timeline_.set_on(kernel_.rings.size > 0 && timeline_.events().empty(), n_warps);
   for (int rank = static_cast<int>(ctas_.size()); rank < size; ++rank) {

@@ -20,6 +20,7 @@
 #include "cute_kernels/emulator/tensor_map.h"
 #include "cute_kernels/emulator/timeline.h"
 #include "cute_kernels/emulator/traffic.h"
+#include "cute_kernels/emulator/turn_order.h"
 
 namespace pyflash::emulator {
 
@@ -112,6 +113,9 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // Every tensor that params point to is added before the first CTA runs. Returns what the kernel takes for its address.
   uintptr_t add_tensor(GlobalTensor const& tensor) { return global_.add(tensor); }
 
+  // CTAs add to the tensor of this name in turns.
+  void expect_turns(std::string name) { sums_in_turns_ = std::move(name); }
+
   // From the CTA `first` on. False: it could not go on, and no other can be run.
   bool run_cluster(Launch const& launch, int64_t first);
   // After the last cluster.
@@ -203,6 +207,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
                        Access const& access);
   void check_previous_kernel(Access const& access);
   void count_traffic(Path path, void const* address, int bytes);
+  void check_turn(void const* sums, Access const& access);
+  int64_t cta_of_launch() { return first_cta_ + cta().rank; }
   void flush_counts(Warp& warp);
   void begin_copy(Thread& thread, std::byte const* from, void* destination, int bytes);
   void land(Thread& thread, size_t n_copies);
@@ -287,6 +293,8 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   std::deque<TmaLoad> loads_;  // in flight, oldest first
   // By warpgroup, the instructions that its first warp to come there issued, and where.
   std::vector<std::vector<std::pair<WarpgroupMma, int>>> issued_;
+  std::string sums_in_turns_;  // empty: none
+  TurnOrder turns_;
   std::map<void const*, Access> tagged_;  // what holds a tag, and who stored it
   Timeline timeline_;
   std::vector<std::string> mbarrier_names_;  // of the first CTA

@@ -1,6 +1,7 @@
 // Boxes of TMA. A load is issued by one thread, and lands when nothing else can go on, or at any time where the order is
 // random; a store reads shared memory when its thread waits for that, and not a moment sooner.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cute_kernels/emulator/emulator.h"
@@ -272,6 +273,23 @@ void Emulator::reduce_add(void* global, void const* values, int bytes) {
   count_traffic(Path::kGlobalStore, global, bytes);
   if (auto* to = translate(global, bytes, bytes, GlobalMemory::kReducer, access)) {
     add_floats(to, static_cast<std::byte const*>(values), bytes);
+    check_turn(global, access);
+  }
+}
+
+// What the running thread adds to sums in turns.
+void Emulator::check_turn(void const* sums, Access const& access) {
+  if (sums_in_turns_.empty() || global_.name_at(sums) != sums_in_turns_) {
+    return;
+  }
+  Thread const& thread = current();
+  Access const* const before =
+      turns_.add(sums, cta_of_launch(), accessor(thread, thread.site), access);
+  if (before != nullptr) {
+    findings_.add({.kind = "unordered_reduction",
+                   .memory = sums_in_turns_,
+                   .access = access,
+                   .other = *before});
   }
 }
 
@@ -290,11 +308,13 @@ float Emulator::wait_until_at_most(float const* address, float bound) {
                    .detail = "a CTA waits for a turn that no CTA before it gave"});
     abort();
   }
+  turns_.take(address, std::isinf(value), cta_of_launch(), accessor(thread, thread.site));
   return value;
 }
 
 void Emulator::store_release(float* address, float value) {
   Thread const& thread = current();
+  turns_.give(address, cta_of_launch(), accessor(thread, thread.site));
   Access const access{thread.site, thread.index, "write of a turn"};
   if (thread.unwritten.thread >= 0) {
     findings_.add({.kind = "unordered_reduction",

@@ -125,6 +125,9 @@ class BackwardRun final : public Run {
     if (params.deterministic && phase != kAfter) {
       workspace(&BackwardParams::turns, "turns", 3,
                 phase == kOwn ? Role::kAccumulator : Role::kOutput);
+      if (phase == kOwn) {
+        emulator.expect_turns("dq_sum");
+      }
     }
     bool const recycles = params.recycles_sums();
     Role const of_sums = recycles ? Role::kRecycledAccumulator : Role::kAccumulator;

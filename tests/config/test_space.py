@@ -25,9 +25,9 @@ COUNTS = {
     "sm90": 24,
     "head_dims": 30,
     "invariant": 26,
-    "backward": 14,
+    "backward": 12,
     "backward_sm80": 18,
-    "dropout": 44,
+    "dropout": 42,
 }
 
 

@@ -19,8 +19,6 @@ MAX_CLUSTER = {
     "narrow_in_order": 4,
     "in_turn": 2,
     "narrow_overlap": 4,
-    "widest": 4,
-    "two_passes": 4,
     "column_parts": 2,
     "narrower_slabs": 4,
     "shared_keys": 4,

@@ -68,7 +68,7 @@ SLICED = {
 
 
 @pytest.mark.parametrize("name", SLICED)
-@pytest.mark.parametrize("config", ["wide", "narrow_in_order", "two_passes"])
+@pytest.mark.parametrize("config", ["wide", "narrow_in_order", "column_parts"])
 def test_slices_of_heads_are_problems_in_two_places_by_turns(config: str, name: str) -> None:
     problem, in_order = SLICED[name]
     key = CONFIGS[config]

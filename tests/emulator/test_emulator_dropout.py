@@ -38,7 +38,6 @@ BACKWARD = {
 OTHER_HEADS = (
     "(BF16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap",
     "(BF16, 192, 64, 64, 2): sm90_bwd+stages_2",
-    "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2",
     "(BF16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
 )
 

@@ -28,9 +28,10 @@ def orders_of(tmp_path_factory):
     command = ["g++", "-std=c++20", *compiler.includes, source, "-o", program]
     subprocess.run(command, check=True)
 
-    def run(problems, recycles=False):
+    def run(problems, recycles=False, in_order=False, causal=False, packed=False, d_head=D_HEAD):
+        flags = [int(x) for x in (recycles, in_order, causal, packed)]
         lines = "".join(
-            " ".join(map(str, (D_HEAD, B_C, *p, CTAS, int(recycles)))) + "\n" for p in problems
+            " ".join(map(str, (d_head, B_C, *p, CTAS, *flags))) + "\n" for p in problems
         )
         done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
         for line in done.stdout.splitlines():
@@ -68,6 +69,27 @@ def test_a_section_has_the_heads_whose_queries_fit_l2_of_two_heads_of_a_group(or
     bytes_of_head = 4096 * D_HEAD * (2 + 2 + 4)
     assert sections == {g: L2 // (bytes_of_head * min(g, 2)) for g in groups}
     assert sections == {1: 9, 2: 4, 4: 4, 8: 4, 32: 4}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d_head", [64, 128, 192])
+def test_in_one_order_a_section_of_long_sequences_has_twice_as_many_heads(
+    orders_of, d_head, causal, packed
+):
+    """But where tiles of a mask go from the last keys to the first. Packed sequences are counted by
+    the longest."""
+    seqlens = (1024, 2048, 4096, 8192)
+    problems = [sections_of(seqlen, 1, batch=1, heads_kv=64) for seqlen in seqlens]
+    found = orders_of(problems, False, True, causal, packed, d_head)
+    abreast = d_head == 128 or not causal
+    for seqlen, (section, *_) in zip(seqlens, found, strict=True):
+        rows = seqlen // 2 if abreast and seqlen >= 4096 else seqlen
+        expected = min(L2 // (rows * d_head * (2 + 2 + 4)), 64)
+        assert section == expected, seqlen
+    several = [sections_of(2048, 1, batch=8, heads_kv=64)]
+    ((section, *_),) = orders_of(several, False, True, causal, True, d_head)
+    assert section == min(L2 // (2048 * d_head * (2 + 2 + 4)), 64)
 
 
 def test_a_head_whose_sums_were_others_starts_after_those(orders_of):

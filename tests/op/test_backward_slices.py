@@ -233,7 +233,7 @@ def test_a_problem_of_nothing_is_one_slice(slices_of, problem_slices_of, family)
         assert len(of_it.slices) == 1, problem
 
 
-SM90_CONFIGS = [(64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64), (256, 64, 64)]
+SM90_CONFIGS = [(64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64), (256, 64, 128)]
 # With the keys before its own that a query attends, behind the others.
 SM90_PROBLEMS = [
     (*problem._replace(config=config), window)

@@ -20,8 +20,6 @@ CONFIGS = {
         "narrow_in_order": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP",
         "in_turn": "(BF16, 128, 64, 128, 2): sm90_bwd+stages_2",
         "narrow_overlap": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
-        "widest": "(BF16, 256, 64, 64, 2): sm90_bwd+stages_2+dQ_by_red",
-        "two_passes": "(FP16, 256, 64, 64, 2): sm90_bwd+stages_2",
         "column_parts": "(BF16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
         "narrower_slabs": "(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap",
         "shared_keys": "(FP16, 192, 64, 64, 2): sm90_bwd+stages_2",

@@ -2,7 +2,7 @@
 //
 // A CTA owns kBlockN keys of a head of K and V, and works through the blocks of kBlockM queries that attend them, of every
 // query head of the group, or with other CTAs of a cluster, of some (cluster_sums.h). Warpgroup 0 loads Q, dO and a number for
-// each query, lse and -delta = dlse - rowsum(dO * O); where the sums of dQ have one order, it adds to them, too. Each of the other
+// each query, lse and -delta = dlse - rowsum(dO * O); where the sums of dQ have one order, it waits for turns, too. Each of the other
 // warpgroups has 64 keys as rows of its MMAs:
 //   S^T = K Q^T, dP^T = V dO^T         fp32 accumulators in registers
 //   P^T = 2^(scale S^T - lse)          in registers; where a mask cuts a block, 0
@@ -36,7 +36,7 @@ CUTE_DEVICE void init_barriers(typename Traits::SharedStorage& smem) {
   for (int stage = 0; stage < Traits::kStagesDS; ++stage) {
     device::mbarrier_init(smem.ds_ready[stage], Traits::kNConsumerWarps);
   }
-  if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
+  if constexpr (kFeatures.deterministic) {
     CUTE_UNROLL
     for (int consumer = 0; consumer < Traits::kNConsumers; ++consumer) {
       smem.dq_turns[consumer].init(Traits::kWarpsPerConsumer);
@@ -75,9 +75,9 @@ CUTE_DEVICE void backward_cta(variant::ParamsOf<KernelParams, Variant> const& pa
       if (device::elect_one()) {
         load_tile<Traits, Variant>(params, smem, tile, warp);
       }
-    } else if constexpr (Outputs<Traits, kFeatures>::kSendersAdd) {
+    } else if constexpr (kFeatures.deterministic) {
       if (device::elect_one()) {
-        send_in_turn<Traits>(params, smem, tile, warp - kLoaders);
+        take_turns<Traits>(params, smem, tile, warp - kLoaders);
       }
     } else if constexpr (RecycledSums<Traits, kFeatures>::kMayBe) {
       if (params.problem.recycles_sums()) {

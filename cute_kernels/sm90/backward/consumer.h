@@ -110,56 +110,33 @@ struct Consumer {
       step(true_type{}, block, at);
       at = at_next;
     }
-    compute_dQ<0>(at_dS, at);
+    compute_dQ(at);
   }
 
-  // The passes over dQ of a block from one on.
-  template <int kPass>
-  CUTE_DEVICE void compute_dQ(PositionDS const& of_dS, int at) {
-    CUTE_UNROLL
-    for (int pass = kPass; pass < Traits::kPassesDQ; ++pass) {
-      AccDQ acc_dQ;
-      issue_dQ(acc_dQ, of_dS, pass);
-      gemm_wait<0>(acc_dQ);
-      outputs.send_dQ(acc_dQ, at, pass);
-    }
+  // Of the newest block.
+  CUTE_DEVICE void compute_dQ(int at) {
+    AccDQ acc_dQ;
+    issue_dQ(acc_dQ);
+    gemm_wait<0>(acc_dQ);
+    outputs.send_dQ(acc_dQ, at);
   }
 
   // at: of the dQ of the block before, where there is one.
   template <class HasBefore>
   CUTE_DEVICE void step(HasBefore, Blocks const& block, int at) {
-    constexpr bool kStaggersDQ = Traits::kStaggersDQ && HasBefore::value;
     AccS acc_S;
-    if constexpr (kStaggersDQ) {
-      AccDQ acc_dQ;
-      issue_dQ(acc_dQ, at_dS, 0);
-      issue_S(acc_S, block.m_block);
-      draw_dropout(block);
-      gemm_wait<1>(acc_dQ);
-      outputs.stage_dQ(acc_dQ, at, 0);
-    } else {
-      issue_S(acc_S, block.m_block);
-      draw_dropout(block);
-    }
+    issue_S(acc_S, block.m_block);
+    draw_dropout(block);
     if constexpr (HasBefore::value) {
       AccDQ acc_dQ;
-      issue_dQ(acc_dQ, at_dS, kStaggersDQ ? 1 : 0);
-      if constexpr (kStaggersDQ) {
-        outputs.send_staged_dQ(at, 0);
-      }
-      PositionDS const of_before = at_dS;
+      issue_dQ(acc_dQ);
       at_dS.advance();
       gemm_wait<1>(acc_S);
       release_others_of_Q();
       exponentiate(acc_S, block);
       gemm_wait<0>(acc_dQ);
       outputs.release_dS();
-      if constexpr (kStaggersDQ) {
-        outputs.stage_dQ(acc_dQ, at, 1);
-      } else {
-        outputs.send_dQ(acc_dQ, at, 0);
-        compute_dQ<1>(of_before, at);
-      }
+      outputs.send_dQ(acc_dQ, at);
     } else {
       gemm_wait<0>(acc_S);
       release_others_of_Q();
@@ -169,9 +146,6 @@ struct Consumer {
     wait_for_dO(block.m_block);
     issue_dP(acc_dP);
     issue_dV(acc_S);
-    if constexpr (kStaggersDQ) {
-      outputs.send_staged_dQ(at, 1);
-    }
     gemm_wait<1>(acc_dP);
     release_others_of_dO();
     compute_dS(acc_S, acc_dP, block);
@@ -223,7 +197,7 @@ struct Consumer {
       step_with_early_dP(true_type{}, block, at);
       at = row_of_dQ(block);
     }
-    compute_dQ<0>(at_dS, at);
+    compute_dQ(at);
   }
 
   // at: of the dQ of the block before, where there is one.
@@ -243,7 +217,7 @@ struct Consumer {
     }
     if constexpr (HasBefore::value) {
       AccDQ acc_dQ;
-      issue_dQ(acc_dQ, at_dS, 0);
+      issue_dQ(acc_dQ);
       at_dS.advance();
       gemm_wait<2>(acc_dP);
       store_dS(acc_dP, block);
@@ -253,7 +227,7 @@ struct Consumer {
       outputs.make_dS_visible();
       gemm_wait<1>(acc_dQ);
       outputs.announce_dS(at_dS.stage);
-      outputs.send_dQ(acc_dQ, at, 0);
+      outputs.send_dQ(acc_dQ, at);
     } else {
       gemm_wait<1>(acc_dP);
       store_dS(acc_dP, block);
@@ -317,29 +291,29 @@ struct Consumer {
       gemm_wait<1>(acc_dV);
       smem.pipeline_dO.release(before);
       AccDQ acc_dQ;
-      issue_dQ(acc_dQ, at_dS, 0);
+      issue_dQ(acc_dQ);
       issue_dK(before);
       at_dS.advance();
       gemm_wait<2>(acc_S);
       exponentiate(acc_S, block);
       gemm_wait<1>(acc_dQ);
-      outputs.stage_dQ(acc_dQ, at, 0);
+      outputs.stage_dQ(acc_dQ, at);
       scores_to_dS(
           acc_S, block,
           [&] {
             gemm_wait<1>(acc_dK);
             smem.pipeline_Q.release(before);
           },
-          [&] { outputs.send_staged_dQ(at, 0); });
+          [&] { outputs.send_staged_dQ(at); });
       at = row_of_dQ(block);
     }
     gemm_wait<0>(acc_dV);
     smem.pipeline_dO.release(read);
     AccDQ acc_dQ;
-    issue_dQ(acc_dQ, at_dS, 0);
+    issue_dQ(acc_dQ);
     issue_dK(read);
     gemm_wait<1>(acc_dQ);
-    outputs.send_dQ(acc_dQ, at, 0);
+    outputs.send_dQ(acc_dQ, at);
     gemm_wait<0>(acc_dK);
     smem.pipeline_Q.release(read);
   }
@@ -493,15 +467,15 @@ struct Consumer {
   }
 
   // dQ = dS K of all keys of the tile, but for the scale
-  CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ, PositionDS const& of_dS, int pass) {
+  CUTE_DEVICE void issue_dQ(AccDQ& acc_dQ) {
     device::at(Site::dQ);
-    device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);
+    device::mbarrier_wait(smem.ds_ready[at_dS.stage], at_dS.parity);
     Tensor tdQrDS = descriptors<typename Traits::OperandDS>(
         staged<Traits::kStagesDS>(smem.ds + Traits::first_query_dQ(warpgroup) *
                                                 Traits::kBlockN));  // (MMA,MMA_M,MMA_K,kStagesDS)
     Tensor tdQrK = descriptors<typename Traits::OperandKt>(of_all_blocks(
-        smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
-    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, of_dS.stage), tdQrK, acc_dQ, false);
+        smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN));  // (MMA,MMA_N,MMA_K)
+    gemm_async(typename Traits::MmaDQ{}, tdQrDS(_, _, _, at_dS.stage), tdQrK, acc_dQ, false);
   }
 
   // What dropout drops of a block, beside the MMAs of S.

@@ -26,10 +26,10 @@ struct Outputs {
   int const warpgroup;  // of the consumers
   static constexpr int kValuesDQ = Traits::PieceDQ::kValues;
   static constexpr int kWarpDQ = Traits::PieceDQ::kWarpFloats;
-  // Senders add dQ and wait for turns, unless it is added from registers.
+  // In one order senders wait for turns, and add dQ unless it is added from registers.
   static constexpr bool kSendersAdd = kFeatures.deterministic && !Traits::kDQByRed;
-  int n_staged = 0;  // blocks of dQ that senders are to add
-  int turn_at = -1;  // of the turn that this warp has taken and not yet given on; -1: none
+  int n_left =
+      0;  // blocks of dQ that senders are to add, or that were added from registers in one order
 
   // dS^T to shared memory, where both consumers read it for dQ once it is visible and announced.
   template <class FragmentP>
@@ -83,17 +83,17 @@ struct Outputs {
 
   // Adds this warp's 16 rows of dQ to the sums of the block, whose first row in the workspace is `row`.
   template <class AccDQ>
-  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row, int pass) {
-    stage_dQ(acc_dQ, row, pass);
-    send_staged_dQ(row, pass);
+  CUTE_DEVICE void send_dQ(AccDQ const& acc_dQ, int row) {
+    stage_dQ(acc_dQ, row);
+    send_staged_dQ(row);
   }
 
   // The same in two steps: stage_dQ reads the accumulator, send_staged_dQ adds to the sums.
   // NOTE: the second begins with a fence that waits for the stores of the first, best once other MMAs are issued.
   template <class AccDQ>
-  CUTE_DEVICE void stage_dQ(AccDQ const& acc_dQ, int row, int pass) {
+  CUTE_DEVICE void stage_dQ(AccDQ const& acc_dQ, int row) {
     if constexpr (Traits::kDQByRed) {
-      reduce_dQ(acc_dQ, part_of_dQ(row, pass), row);
+      reduce_dQ(acc_dQ, part_of_dQ(row));
       return;
     }
     device::at(Site::dQ_r2s);
@@ -105,7 +105,7 @@ struct Outputs {
                     float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
     }
   }
-  CUTE_DEVICE void send_staged_dQ(int row, int pass) {
+  CUTE_DEVICE void send_staged_dQ(int row) {
     if constexpr (Traits::kDQByRed) {
       return;
     }
@@ -113,14 +113,14 @@ struct Outputs {
     device::sync_warp();
     if constexpr (kSendersAdd) {
       if (fresh_lane() == 0) {
-        device::mbarrier_arrive(smem.dq_turns[warpgroup].staged[n_staged % kSenders]);
+        device::mbarrier_arrive(smem.dq_turns[warpgroup].by_warps[n_left % kSenders]);
       }
-      ++n_staged;
+      ++n_left;
       return;
     }
     device::at(Site::dQ_s2g);
     if (fresh_lane() == 0) {
-      device::bulk_reduce_add(staged_dQ(), params.problem.dq_sum + part_of_dQ(row, pass) * kWarpDQ,
+      device::bulk_reduce_add(staged_dQ(), params.problem.dq_sum + part_of_dQ(row) * kWarpDQ,
                               kWarpDQ * sizeof(float));
       device::tma_store_commit();
     }
@@ -155,10 +155,10 @@ struct Outputs {
 
  private:
   // Where this warp's rows are in the sums, in units of kWarpDQ.
-  CUTE_DEVICE int64_t part_of_dQ(int row, int pass) const {
-    int piece = Traits::piece_dQ(warpgroup, pass);
+  CUTE_DEVICE int64_t part_of_dQ(int row) const {
+    int piece = warpgroup;
     if constexpr (Traits::kColumnParts > 1) {
-      piece += tile.column_part * Traits::kPiecesOfPart;
+      piece += tile.column_part * Traits::kNConsumers;
     }
     return int64_t(uint32_t(row)) * Traits::kHeadDim / kWarpDQ + piece * Traits::kWarpsPerConsumer +
            fresh_thread() / 32;
@@ -172,14 +172,11 @@ struct Outputs {
 
   // From registers.
   template <class AccDQ>
-  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part, int row) {
+  CUTE_DEVICE void reduce_dQ(AccDQ const& acc_dQ, int64_t part) {
     device::at(Site::dQ_s2g);
     if constexpr (kFeatures.deterministic) {
-      wait_for_sent_dQ();
-      if (fresh_lane() == 0) {
-        take_turn(turn_of(part, row));
-      }
-      device::sync_warp();
+      device::mbarrier_wait(smem.dq_turns[warpgroup].by_sender[n_left % kSenders],
+                            n_left / kSenders % 2);
     }
     auto* const sums =
         reinterpret_cast<float4*>(params.problem.dq_sum + part * kWarpDQ) + fresh_lane();
@@ -188,23 +185,12 @@ struct Outputs {
       device::reduce_add(sums + i / 4 * 32,
                          float4{acc_dQ(i), acc_dQ(i + 1), acc_dQ(i + 2), acc_dQ(i + 3)});
     }
-  }
-
-  // The turn of a part of the sums, of those that its block of queries has.
-  CUTE_DEVICE static int64_t turn_of(int64_t part, int row) {
-    static_assert(kWarpDQ >= kSumsOfTurn, "there is one for each part");
-    if constexpr (kWarpDQ == kSumsOfTurn) {
-      return part;
-    }
-    int64_t const sums = int64_t(uint32_t(row)) * Traits::kHeadDim;
-    return part - sums / kWarpDQ + sums / kSumsOfTurn;
-  }
-
-  // Waits until what blocks of keys before this one add to a part of the sums has been added. By one lane.
-  CUTE_DEVICE void take_turn(int64_t part) {
     if constexpr (kFeatures.deterministic) {
-      float const found = device::wait_until_at_most(params.problem.turns + part, turn());
-      turn_at = found == turn() ? int(part) : -1;
+      device::sync_warp();  // all lanes have added
+      if (fresh_lane() == 0) {
+        device::mbarrier_arrive(smem.dq_turns[warpgroup].by_warps[n_left % kSenders]);
+      }
+      ++n_left;
     }
   }
 
@@ -217,29 +203,18 @@ struct Outputs {
     return warpgroup * Traits::kWarpsPerConsumer + fresh_thread() / 32;
   }
 
-  // That of the block of keys.
-  CUTE_DEVICE float turn() const {
-    return float(params.problem.turn_of(tile.first_key / Traits::kBlockN));
-  }
-
-  // Waits until what this warp sent before has been read, or, of registers in an order, added: then it is the next one's turn.
+  // Waits until what this warp sent before has been read.
   CUTE_DEVICE void wait_for_sent_dQ() {
     if constexpr (kSendersAdd) {
-      if (n_staged > 0) {
-        int const last = n_staged - 1;
-        device::mbarrier_wait(smem.dq_turns[warpgroup].sent[last % kSenders], last / kSenders % 2);
+      if (n_left > 0) {
+        int const last = n_left - 1;
+        device::mbarrier_wait(smem.dq_turns[warpgroup].by_sender[last % kSenders],
+                              last / kSenders % 2);
       }
       return;
     }
-    if (kFeatures.deterministic) {
-      device::sync_warp();  // all lanes have added
-    }
     if (fresh_lane() == 0) {
-      if constexpr (!kFeatures.deterministic) {
-        device::tma_store_wait<0>();
-      } else if (turn_at >= 0) {
-        device::store_release(params.problem.turns + turn_at, turn() - 1);
-      }
+      device::tma_store_wait<0>();
     }
     device::sync_warp();
   }

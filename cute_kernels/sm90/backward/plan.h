@@ -110,6 +110,19 @@ inline int cluster_of(Config const& config, AttentionGradients const& problem, i
   return cluster;
 }
 
+// Queries of a head that tiles go through at a time, as far as the order of tiles goes by it.
+inline int64_t rows_at_a_time(AttentionGradients const& problem) {
+  Sequences const& q = problem.q_sequences;
+  if (!problem.deterministic) {
+    return q.tensor_rows();
+  }
+  // In one order the tiles of a head that run at a time wait for each other, less where they are fewer, of more heads. Long sequences
+  // they go through abreast, from the first keys on or without a mask, so that L2 need not hold all of them.
+  constexpr int kLong = 4096;
+  bool const abreast = problem.first_keys_first || !problem.mask.cuts_right();
+  return abreast && q.longest >= kLong ? q.longest / 2 : q.longest;
+}
+
 // n_heads: of k and v, that the kernel runs for. n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
 inline void set_order(KernelParams& params, Config const& config, int64_t n_heads, int64_t n_ctas) {
   AttentionGradients const& problem = params.problem;
@@ -119,8 +132,8 @@ inline void set_order(KernelParams& params, Config const& config, int64_t n_head
   // section of fewer heads would hold too few tiles, and its longest ones start when those of the section before have ended.
   int const heads_at_a_time = std::min(problem.heads / problem.heads_kv, 2);
   // Q, dO and the sums of dQ, of a head of K and V.
-  int64_t const bytes = int64_t(problem.q_sequences.tensor_rows()) * heads_at_a_time *
-                        config.d_head * (2 * kElementBytes + int(sizeof(float)));
+  int64_t const bytes = rows_at_a_time(problem) * heads_at_a_time * config.d_head *
+                        (2 * kElementBytes + int(sizeof(float)));
   // A head whose sums are those of one before it is in a later section, all of whose tiles start later.
   int64_t const most_heads =
       problem.recycles_sums() ? problem.heads_with_sums / 2 : std::max<int64_t>(n_heads, 1);

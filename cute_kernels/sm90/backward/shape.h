@@ -14,7 +14,7 @@ static_assert(kMmaM == kQueriesOfPiece && kSlabDS == kQueriesOfPiece);
 // The widest slab of which so many columns are a multiple.
 constexpr int slab_of(int columns) { return columns % 64 == 0 ? 64 : columns % 32 == 0 ? 32 : 16; }
 
-// Of dQ that a consumer computes at a time, of 64 queries: slabs of 64, or where they do not go round, all of its half.
+// Of dQ that a consumer computes, of 64 queries: slabs of 64, or where they do not go round, all of its half.
 constexpr int columns_dQ(int d_head) {
   return std::has_single_bit(unsigned(d_head)) ? 64 : d_head / 2;
 }
@@ -55,17 +55,9 @@ constexpr int columns_dKV(FlashBackwardSm90Config const& config) {
   return columns_of_cta(config) / (shares_keys(config) ? config.n_consumers : 1);
 }
 
-// Pieces of dQ that a consumer computes, one after another.
-constexpr int passes_dQ(FlashBackwardSm90Config const& config) {
-  return config.B_r * columns_of_cta(config) /
-         (config.n_consumers * kMmaM * columns_dQ(config.d_head));
-}
-
-// Blocks of dO in shared memory: more than one have no room where CTAs have a part of the columns, or several passes over dQ leave
-// through shared memory.
+// Blocks of dO in shared memory: more than one have no room where CTAs have a part of the columns.
 constexpr int stages_of_dO(FlashBackwardSm90Config const& config) {
-  bool const one = column_parts(config) > 1 || (passes_dQ(config) > 1 && !config.dQ_by_red);
-  return one ? 1 : config.stages;
+  return column_parts(config) > 1 ? 1 : config.stages;
 }
 // Elements of Q and dO in shared memory: of the columns of others, a block of each is there.
 constexpr int elements_of_queries(FlashBackwardSm90Config const& config) {

@@ -64,12 +64,7 @@ struct KernelTraits {
                 "each consumer warpgroup has 64 keys");
   static_assert(kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 192 ||
                 kHeadDim == 256);
-  static constexpr int kPassesDQ = passes_dQ(kConfig);
-  static_assert(kBlockM * kOwnColumns == kNConsumers * kMmaM * kColumnsDQ * kPassesDQ);
-  static_assert(kPassesDQ == 1 || (kBlockM == kMmaM && !kOverlap && !kEarlyDP));
-  // Whether one pass leaves through shared memory beside S, the next beside dP, in the place of the first.
-  static constexpr bool kStaggersDQ = kPassesDQ == 2 && !kDQByRed;
-  static_assert(kPassesDQ <= 2 || kDQByRed);
+  static_assert(kBlockM * kOwnColumns == kNConsumers * kMmaM * kColumnsDQ);
   static_assert((kStagesDO == kStages && kColumnParts == 1) || (!kOverlap && !kEarlyDP));
   static_assert(kColumnParts == 1 || kStagesDO == 1,
                 "one position is that of dO and of other columns");
@@ -138,22 +133,16 @@ struct KernelTraits {
     return kSharesKeys ? consumer * kColumnsDKV : 0;
   }
 
-  // The piece of dQ that a consumer computes in a pass, of those of the CTA: 64 queries and all columns, or some columns and all
-  // queries.
-  static constexpr int kPiecesOfPart = kNConsumers * kPassesDQ;
+  // Each consumer computes a piece of the CTA's dQ: 64 queries and all columns, or some columns and all queries.
   static constexpr int kSlabsDS = kBlockM / kSlabDS;
-  // So that they are this piece of the sums.
-  CUTE_HOST_DEVICE static constexpr int piece_dQ(int consumer, int pass) {
-    return consumer * kPassesDQ + pass;
-  }
   CUTE_HOST_DEVICE static constexpr int first_query_dQ(int consumer) {
     return kSlabsDS > 1 ? consumer * kMmaM : 0;
   }
-  CUTE_HOST_DEVICE static constexpr int first_column_dQ(int consumer, int pass) {
-    return kSlabsDS > 1 ? 0 : piece_dQ(consumer, pass) * kColumnsDQ;
+  CUTE_HOST_DEVICE static constexpr int first_column_dQ(int consumer) {
+    return kSlabsDS > 1 ? 0 : consumer * kColumnsDQ;
   }
 
-  // Floats of a warp: of dQ of a pass, and in its place rows of dK and dV that leave.
+  // Floats of a warp: of dQ, and in its place rows of dK and dV that leave.
   static constexpr int kWarpStaged =
       kDQByRed ? kWarpRows * kSlab * int(sizeof(Element) / 2) / 2 : PieceDQ::kWarpFloats;
   static_assert(kWarpStaged * sizeof(float) >= kWarpRows * kSlab * sizeof(Element));

@@ -16,7 +16,7 @@ from pyflash.config.sm90 import MMA_ROWS, PIPELINE_STAGE, WARPGROUP, whole_smem
 
 SUMS_COUNT = 32  # bytes: three mbarriers and what the count said
 ZEROS = 256 * 4  # bytes
-SENDERS = 2  # warps that add dQ in deterministic kernels
+SENDERS = 2  # warps that wait for turns to add dQ in deterministic kernels
 SLAB = 64  # columns that lie together in smem, at most
 NARROWEST = 16  # and at least
 ALIGNMENT = 128  # bytes, of numbers
@@ -79,15 +79,13 @@ class FlashBackwardSm90Config(KernelConfig):
 
     @property
     def dO_stages(self) -> int:
-        """Blocks of dO in smem: one where columns are in parts, or several passes over dQ leave
-        through smem, since more have no room."""
-        one = self.column_parts > 1 or (self.dQ_passes > 1 and not self.dQ_by_red)
-        return 1 if one else self.stages
+        """Blocks of dO in smem: one where columns are in parts, since more have no room."""
+        return 1 if self.column_parts > 1 else self.stages
 
     @property
     def dQ_columns(self) -> int:
-        """Of 64 queries, that a warpgroup computes at a time: 64, or where slabs of 64 do not go
-        round, half of them all."""
+        """Of 64 queries, that a warpgroup computes: 64, or where slabs of 64 do not go round, half
+        of them all."""
         return SLAB if self.d_head.bit_count() == 1 else self.d_head // 2
 
     @property
@@ -97,19 +95,12 @@ class FlashBackwardSm90Config(KernelConfig):
         return of_cta // self.n_consumers if self.shares_keys else of_cta
 
     @property
-    def dQ_passes(self) -> int:
-        """Over the CTA's part of a block's dQ, in each of which a warpgroup computes 64 queries and
-        `dQ_columns`."""
-        columns = self.d_head // self.column_parts
-        return self.B_r * columns // (self.n_consumers * MMA_ROWS * self.dQ_columns)
-
-    @property
     def smem_bytes(self) -> int:
         """Per CTA: the tiles of K and V, `stages` blocks of Q and `dO_stages` of dO with a number
         for each query, of which columns of other CTAs are there once, `dS_stages` blocks of dS,
         64 x `dQ_columns` elements of dQ in fp32 of each consumer, or without them 64 rows of a slab
         of dK, which may lie where dS was, and the mbarriers of pipelines for K, V, Q and dO, of dS,
-        of what senders add of dQ and of who counts what is added, and zeros."""
+        of senders' turns to add dQ and of who counts what is added, and zeros."""
         n_blocks = self.stages + self.dO_stages
         own = self.d_head // self.column_parts
         tiles = 2 * self.B_c * self.d_head + self.B_r * (n_blocks * own + 2 * (self.d_head - own))

@@ -11,7 +11,6 @@ from pyflash.config.arch import Arch
 from pyflash.config.rules import Rules
 from pyflash.config.sm90 import (
     MMA_ROWS,
-    WARPGROUP,
     budgets,
     refuse_other_architectures,
     tell_spills,
@@ -26,8 +25,6 @@ SUPPORTED = {
     "n_consumers": (2,),
     "stages": (2, 3, 4),
 }
-SUMS_OF_TURN = 1024  # that have a turn of their own where they are added in one order
-
 
 RULES = Rules()
 
@@ -44,7 +41,7 @@ def keys_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
             f"each of the n_consumers = {c.n_consumers} warpgroups owns {MMA_ROWS} keys, the rows "
             f"of one WGMMA, which are {MMA_ROWS * c.n_consumers}, not B_c = {c.B_c}: make B_c "
             f"{MMA_ROWS} * n_consumers"
-            + (f", or {MMA_ROWS}, which all of them have" if c.d_head > 128 else "")
+            + (f", or {MMA_ROWS}, which all of them have" if c.d_head == 192 else "")
         )
 
 
@@ -61,21 +58,19 @@ def slabs(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
 
 @RULES.rule
 def dQ_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    of_pass = c.n_consumers * MMA_ROWS * c.dQ_columns
-    if c.d_head > 128:
-        of_ctas = c.n_consumers * c.column_parts
-        if c.B_r != MMA_ROWS or c.d_head % (c.dQ_columns * of_ctas):
-            yield (
-                f"at d_head = {c.d_head} and B_c = {c.B_c} each of the n_consumers = "
-                f"{c.n_consumers} warpgroups computes dQ of {MMA_ROWS} queries, {c.dQ_columns} "
-                f"columns at a time, not of B_r = {c.B_r}: make B_r {MMA_ROWS}, and d_head a "
-                f"multiple of {c.dQ_columns * of_ctas}"
-            )
-    elif c.B_r * c.d_head != of_pass:
+    columns = c.d_head // c.column_parts
+    of_cta = c.n_consumers * MMA_ROWS * c.dQ_columns
+    if c.B_r * columns != of_cta:
+        shared = c.n_consumers * c.dQ_columns == c.d_head  # by 64 keys of all warpgroups
+        cure = (
+            f"B_r {MMA_ROWS} and B_c {MMA_ROWS if shared else 2 * MMA_ROWS}"
+            if c.d_head > 128
+            else f"B_r {of_cta // columns}"
+        )
         yield (
             f"each of the n_consumers = {c.n_consumers} warpgroups computes {MMA_ROWS} x "
-            f"{c.dQ_columns} elements of a block's dQ, which has B_r * d_head = "
-            f"{c.B_r * c.d_head}: make B_r {MMA_ROWS * c.dQ_columns} * n_consumers / d_head"
+            f"{c.dQ_columns} elements of a block's dQ, of which a CTA has B_r * {columns} = "
+            f"{c.B_r * columns}: make {cure}"
         )
 
 
@@ -89,31 +84,11 @@ def overlap_needs_stages(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str
 
 
 @RULES.rule
-def overlap_is_of_one_pass(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    if c.overlap and c.dQ_passes > 1:
-        yield (
-            f"overlap = True has registers for one pass over a block's dQ, and at d_head = "
-            f"{c.d_head} there are several: use overlap = False"
-        )
-
-
-@RULES.rule
 def columns_in_parts(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     if c.column_parts > 1 and (c.overlap or not c.dQ_by_red):
         yield (
             f"at d_head = {c.d_head} and B_c = {c.B_c} a CTA has half of the columns, and no room "
             "for dQ or for scores of two blocks: use dQ_by_red = True and overlap = False"
-        )
-
-
-@RULES.rule
-def dQ_by_red_takes_turns(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
-    of_warp = MMA_ROWS * c.dQ_columns // (WARPGROUP // 32)
-    if c.dQ_by_red and of_warp < SUMS_OF_TURN:
-        yield (
-            f"dQ_by_red = True has a warp add {of_warp} elements of dQ at a time at d_head = "
-            f"{c.d_head}, and sums in one order have a turn for {SUMS_OF_TURN} at least: use "
-            "dQ_by_red = False"
         )
 
 

@@ -32,12 +32,8 @@ HEAD_DIMS = _of_each_dtype(
     "(FP16, 192, 64, 64, 2): sm90_bwd+stages_2",
 )
 
-# Built by the sets `backward` and `dropout` alone. Two CTAs have half of the columns each, and add
-# dQ from registers; where sums have one order, all consumers of a CTA have the same keys.
-_WIDE = _of_each_dtype(
-    "(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
-    "(FP16, 256, 64, 64, 2): sm90_bwd+stages_2",
-)
+# Built by the sets `backward` and `dropout` alone.
+_WIDE = _of_each_dtype("(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red")
 
 RANKED = (*DEFAULTS, *HEAD_DIMS, *_WIDE)
 
@@ -56,22 +52,16 @@ def _sums_from_registers(features: backward.BackwardFeatures) -> bool:
     return not (features.deterministic or features.changes_P)
 
 
-def _has_other_order(config: FlashBackwardSm90Config) -> bool:
-    """Whether a config from registers and one by TMA share the features: the first has sums in any
-    order, the second in one."""
-    return config in _WIDE or (config in DROPPING and config.d_head == 64)
-
-
 def built_features(config: FlashBackwardSm90Config) -> Sequence[backward.BackwardFeatures]:
     built = backward.BACKWARD.built
     if config in (*_FROM_REGISTERS, *_BY_TMA):
         return [f for f in built if _sums_from_registers(f) == (config in _FROM_REGISTERS)]
     if config in DROPPING:
         built = backward.DROPOUT
+        if config.d_head == 64:  # one from registers, for sums in any order, and one by TMA
+            built = [f for f in built if f.deterministic != config.dQ_by_red]
     elif config in (*HEAD_DIMS, *_WIDE):
         built = (*built, *backward.DROPOUT)
-    if _has_other_order(config):
-        return [f for f in built if f.deterministic != config.dQ_by_red]
     return built
 
 

@@ -34,10 +34,9 @@ CONFIGS = {
     "in_turn": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2"),
     "early": FlashBackwardSm90Config.parse("(BF16, 64, 128, 128, 2): sm90_bwd+stages_2+early_dP"),
     "slabs": FlashBackwardSm90Config.parse("(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap"),
-    "passes": FlashBackwardSm90Config.parse("(BF16, 256, 64, 64, 2): sm90_bwd+stages_2"),
     "parts": FlashBackwardSm90Config.parse("(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red"),
 }
-# The last ones have what the others have, but for slabs, passes over dQ and parts of the columns.
+# The last ones have what the others have, but for slabs and parts of the columns.
 ALL = ("overlap", "in_turn", "early")
 
 
@@ -211,7 +210,7 @@ BUGS = [
     # dS, which both consumers read.
     _bug(
         "dS_not_waited_for",
-        without("device::mbarrier_wait(smem.ds_ready[of_dS.stage], of_dS.parity);", _CONSUMER),
+        without("device::mbarrier_wait(smem.ds_ready[at_dS.stage], at_dS.parity);", _CONSUMER),
         finds=[found(_UNREAD, "dQ")],
     ),
     _bug(
@@ -299,7 +298,6 @@ BUGS = [
         condition("wait_for_sent_dQ(); CUTE_UNROLL",
                   "if (!BUG) { wait_for_sent_dQ(); } CUTE_UNROLL", _OUTPUTS),
         finds=[found("race or in_flight_read", "dQ_r2s")],
-        configs=(*ALL, "passes"),
         problem="many_blocks",
     ),
     _bug(
@@ -379,8 +377,8 @@ BUGS = [
     ),
     _bug(
         "dQ_of_the_slab_before",
-        condition("smem.k + Traits::first_column_dQ(warpgroup, pass) * Traits::kBlockN",
-                  "smem.k + (Traits::first_column_dQ(warpgroup, pass)"
+        condition("smem.k + Traits::first_column_dQ(warpgroup) * Traits::kBlockN",
+                  "smem.k + (Traits::first_column_dQ(warpgroup)"
                   " - BUG * warpgroup * Traits::kSlabK) * Traits::kBlockN", _CONSUMER),
         configs=("slabs",),
     ),
@@ -412,49 +410,53 @@ BUGS = [
         configs=("slabs",),
         problem="recycled",
     ),
-    # Two passes over dQ that leave through the same memory, and one block of dO.
+    # Turns of sums that are added from registers.
     _bug(
-        "the_first_pass_sent_before_it_is_staged",
-        condition("draw_dropout(block); gemm_wait<1>(acc_dQ);",
-                  "{original} if (BUG) { outputs.send_staged_dQ(at, 0); }", _CONSUMER),
-        condition("if constexpr (kStaggersDQ) { outputs.send_staged_dQ(at, 0); }",
-                  "if constexpr (kStaggersDQ) { if (!BUG) { outputs.send_staged_dQ(at, 0); } }",
-                  _CONSUMER),
-        finds=[found("race or missing_proxy_fence or in_flight_read or uninitialised_read",
-                     "dQ_s2g")],
-        configs=("passes",),
-        problem="many_blocks",
-    ),
-    _bug(
-        "the_second_pass_sent_before_it_is_staged",
-        condition("outputs.stage_dQ(acc_dQ, at, 1);",
-                  "if (BUG) { outputs.send_staged_dQ(at, 1); } {original}", _CONSUMER),
-        condition("if constexpr (kStaggersDQ) { outputs.send_staged_dQ(at, 1); }",
-                  "if constexpr (kStaggersDQ) { if (!BUG) { outputs.send_staged_dQ(at, 1); } }",
-                  _CONSUMER),
-        configs=("passes",),
-        problem="many_blocks",
-    ),
-    _bug(
-        "both_passes_to_the_place_of_the_first",
-        condition("int piece = Traits::piece_dQ(warpgroup, pass);",
-                  "int piece = Traits::piece_dQ(warpgroup, BUG ? 0 : pass);", _OUTPUTS),
-        configs=("passes",),
-    ),
-    _bug(
-        "both_senders_send_to_the_place_of_the_first_pass",
-        condition("Traits::piece_dQ(consumer, pass) * kValues",
-                  "Traits::piece_dQ(consumer, BUG ? 0 : pass) * kValues", _SENDER),
-        configs=("passes",),
+        "dQ_added_before_its_turn",
+        condition("if constexpr (kFeatures.deterministic) { device::mbarrier_wait(",
+                  "if constexpr (kFeatures.deterministic) if (!BUG) { device::mbarrier_wait(",
+                  _OUTPUTS),
+        finds=[found("unordered_reduction", "dQ_s2g", memory=None)],
+        configs=("parts",),
         problem="deterministic",
     ),
+    _bug(
+        "a_warp_says_that_it_has_added_before_it_does",
+        condition("auto* const sums = reinterpret_cast<float4*>(params.problem.dq_sum",
+                  "if constexpr (kFeatures.deterministic) { if (BUG && fresh_lane() == 0) {"
+                  " device::mbarrier_arrive("
+                  "smem.dq_turns[warpgroup].by_warps[n_left % kSenders]); } } {original}",
+                  _OUTPUTS),
+        condition("// all lanes have added if (fresh_lane() == 0) {",
+                  "// all lanes have added\n if (!BUG && fresh_lane() == 0) {", _OUTPUTS),
+        finds=[found("unordered_reduction", "dQ_s2g", memory=None)],
+        configs=("parts",),
+        problem="deterministic",
+    ),
+    _bug(
+        "every_part_takes_the_turn_of_the_first",
+        condition("kSumsOfTurn + tile.column_part;", "kSumsOfTurn + (BUG ? 0 : tile.column_part);",
+                  _SENDER),
+        finds=[found("unordered_reduction", "dQ_s2g", memory=None)],
+        configs=("parts",),
+        problem="deterministic",
+    ),
+    _bug(
+        "nobody_may_add",
+        condition("device::mbarrier_arrive(turns[consumer].by_sender[sender]);",
+                  "if (!BUG) { {original} }", _SENDER),
+        finds=[found("deadlock", memory=None)],
+        configs=("parts",),
+        problem="deterministic",
+    ),
+    # One block of dO.
     _bug(
         "one_dO_released_before_dV_is_waited_for",
         condition("gemm_wait<1>(acc_dV); release_dO(); finish_block();",
                   "if (BUG) { release_dO(); gemm_wait<1>(acc_dV); } else { gemm_wait<1>(acc_dV);"
                   " release_dO(); } finish_block();", _CONSUMER),
         finds=[found("race", "dO_g2s", "dV")],
-        configs=("passes", "parts", "in_turn"),
+        configs=("parts", "in_turn"),
         problem="many_blocks",
     ),
     _bug(
@@ -462,7 +464,7 @@ BUGS = [
         condition("scores.to_dS(acc_P, acc_dP, numbers_of(smem.minus_delta, at_dO())); }",
                   "scores.to_dS(acc_P, acc_dP, BUG ? numbers_of(smem.minus_delta, read)"
                   " : numbers_of(smem.minus_delta, at_dO())); }", _CONSUMER),
-        configs=("passes", "parts"),
+        configs=("parts",),
         problem="many_blocks",
     ),
     # CTAs that have a part of the columns.
@@ -474,8 +476,8 @@ BUGS = [
     ),
     _bug(
         "every_part_adds_to_dQ_of_the_first",
-        condition("piece += tile.column_part * Traits::kPiecesOfPart;",
-                  "piece += BUG ? 0 : tile.column_part * Traits::kPiecesOfPart;", _OUTPUTS),
+        condition("piece += tile.column_part * Traits::kNConsumers;",
+                  "piece += BUG ? 0 : tile.column_part * Traits::kNConsumers;", _OUTPUTS),
         configs=("parts",),
     ),
     _bug(

@@ -132,7 +132,8 @@ OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
     ),
     (
         "dQ_added_before_it_is_staged",
-        without("device::mbarrier_wait(smem.dq_turns[consumer].staged[sender], parity);", _SENDER),
+        without("device::mbarrier_wait(smem.dq_turns[consumer].by_warps[sender], parity);",
+                _SENDER),
         [found("race or uninitialised_read or in_flight_read", "dQ_s2g", memory=None)],
         "deterministic",
     ),
@@ -150,8 +151,7 @@ OF_VARIANTS: list[tuple[str, Edit | list[Edit], list[Found], str]] = [
     ),
     (
         "a_consumers_dQ_added_twice",
-        condition("sums + Traits::piece_dQ(consumer,",
-                  "sums + Traits::piece_dQ(BUG ? 0 : consumer,", _SENDER),
+        condition("sums + consumer * kValues,", "sums + (BUG ? 0 : consumer) * kValues,", _SENDER),
         [],
         "deterministic",
     ),
