@@ -77,8 +77,7 @@ def test_a_section_has_the_heads_whose_queries_fit_l2_of_two_heads_of_a_group(or
 def test_in_one_order_a_section_of_long_sequences_has_twice_as_many_heads(
     orders_of, d_head, causal, packed
 ):
-    """But where tiles of a mask go from the last keys to the first. Packed sequences are counted by
-    the longest."""
+    """But where tiles of a mask go from the last keys to the first."""
     seqlens = (1024, 2048, 4096, 8192)
     problems = [sections_of(seqlen, 1, batch=1, heads_kv=64) for seqlen in seqlens]
     found = orders_of(problems, False, True, causal, packed, d_head)
@@ -87,9 +86,13 @@ def test_in_one_order_a_section_of_long_sequences_has_twice_as_many_heads(
         rows = seqlen // 2 if abreast and seqlen >= 4096 else seqlen
         expected = min(L2 // (rows * d_head * (2 + 2 + 4)), 64)
         assert section == expected, seqlen
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_sections_of_packed_sequences_go_by_the_longest(orders_of, in_order):
     several = [sections_of(2048, 1, batch=8, heads_kv=64)]
-    ((section, *_),) = orders_of(several, False, True, causal, True, d_head)
-    assert section == min(L2 // (2048 * d_head * (2 + 2 + 4)), 64)
+    ((section, *_),) = orders_of(several, in_order=in_order, packed=True)
+    assert section == L2 // (2048 * D_HEAD * (2 + 2 + 4))
 
 
 def test_a_head_whose_sums_were_others_starts_after_those(orders_of):

@@ -110,17 +110,15 @@ inline int cluster_of(Config const& config, AttentionGradients const& problem, i
   return cluster;
 }
 
-// Queries of a head that tiles go through at a time, as far as the order of tiles goes by it.
+// Queries of a head, as far as they are to have room in L2: of packed sequences the longest one's.
 inline int64_t rows_at_a_time(AttentionGradients const& problem) {
-  Sequences const& q = problem.q_sequences;
-  if (!problem.deterministic) {
-    return q.tensor_rows();
-  }
   // In one order the tiles of a head that run at a time wait for each other, less where they are fewer, of more heads. Long sequences
   // they go through abreast, from the first keys on or without a mask, so that L2 need not hold all of them.
   constexpr int kLong = 4096;
-  bool const abreast = problem.first_keys_first || !problem.mask.cuts_right();
-  return abreast && q.longest >= kLong ? q.longest / 2 : q.longest;
+  bool const abreast =
+      problem.deterministic && (problem.first_keys_first || !problem.mask.cuts_right());
+  int64_t const longest = problem.q_sequences.longest;
+  return abreast && longest >= kLong ? longest / 2 : longest;
 }
 
 // n_heads: of k and v, that the kernel runs for. n_ctas: that run at a time. There are tiles, and no more than kMaxTiles.
