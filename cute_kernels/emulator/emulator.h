@@ -113,7 +113,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
   // Every tensor that params point to is added before the first CTA runs. Returns what the kernel takes for its address.
   uintptr_t add_tensor(GlobalTensor const& tensor) { return global_.add(tensor); }
 
-  // CTAs add to the tensor of this name in turns.
+  // CTAs add to the tensor of this name in turns. Before the first CTA runs.
   void expect_turns(std::string name) { sums_in_turns_ = std::move(name); }
 
   // From the CTA `first` on. False: it could not go on, and no other can be run.
@@ -207,6 +207,7 @@ class Emulator final : public Machine, private Scheduler, private FaultHandler {
                        Access const& access);
   void check_previous_kernel(Access const& access);
   void count_traffic(Path path, void const* address, int bytes);
+  static void add_floats(std::byte* sums, std::byte const* terms, int bytes);
   void check_turn(void const* sums, Access const& access);
   int64_t cta_of_launch() { return first_cta_ + cta().rank; }
   void flush_counts(Warp& warp);

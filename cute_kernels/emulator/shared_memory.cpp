@@ -14,8 +14,6 @@ namespace {
 
 constexpr char const* kReaderNames[] = {"wgmma", "TMA store"};
 
-constexpr int warp_of(int thread) { return thread / 32; }
-
 }  // namespace
 
 SharedMemory::SharedMemory(int bytes, int cell_bytes, int first_thread, int n_threads,
@@ -148,15 +146,8 @@ PYFLASH_INLINE SharedMemory::Event SharedMemory::event(Accessor const& who) {
           static_cast<int8_t>(who.site)};
 }
 
-// Whether a barrier that both take part in, or a chain of them, stands between the event and now.
 PYFLASH_INLINE bool SharedMemory::ordered(Event const& before, Accessor const& now) {
-  if (before.thread == now.thread) {
-    return true;
-  }
-  if (warp_of(before.thread) == warp_of(now.thread)) {
-    return before.n_warp_syncs != now.n_warp_syncs;
-  }
-  return before.epoch <= now.known->warps[warp_of(before.thread)];
+  return is_ordered(before.thread, before.epoch, before.n_warp_syncs, now);
 }
 
 // Whether the bytes of an asynchronous write are known to have come.

@@ -38,6 +38,19 @@ struct Accessor {
   Clock const* known;     // to the thread's warp
 };
 
+constexpr int warp_of(int thread) { return thread / 32; }
+
+// Whether a barrier that both take part in, or a chain of them, stands between what a thread did and now. epoch, n_warp_syncs: of its
+// warp, then.
+inline bool is_ordered(int thread, uint32_t epoch, uint32_t n_warp_syncs, Accessor const& now) {
+  if (thread == now.thread) {
+    return true;
+  }
+  int const warp = warp_of(thread);
+  return warp == warp_of(now.thread) ? n_warp_syncs != now.n_warp_syncs
+                                     : epoch <= now.known->warps[warp];
+}
+
 class SharedMemory {
  public:
   // cell_bytes: what accesses are told apart by; none is smaller. A power of two.

@@ -1,9 +1,10 @@
-// Sums that CTAs add to in turns: whether each addition knows of the one before it, which another CTA has made.
+// Sums that CTAs add to in turns: whether each addition knows of the one before it, by another CTA.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -15,41 +16,42 @@ namespace pyflash::emulator {
 
 class TurnOrder {
  public:
-  // CTAs of a cluster begin, and no others go on.
+  // The CTAs of the next cluster begin. Those of the one before have ended.
   void begin() { taken_.clear(); }
 
-  // cta: a number among those of the launch, as below. is_anyones: the turn has no order.
-  void take(float const* turn, bool is_anyones, int64_t cta, Accessor const& who) {
+  // A thread has read a turn, or given it to the next CTA. cta: its number in the launch. in_any_order: the turn is everyone's.
+  void take(float const* turn, bool in_any_order, int64_t cta, Accessor const& who) {
     auto const given = given_.find(turn);
-    taken_.push_back({cta, who, is_anyones, given == given_.end() ? nullptr : given->second});
+    taken_.push_back({cta, who, in_any_order, given == given_.end() ? nullptr : given->second});
   }
   void give(float const* turn, int64_t cta, Accessor const& who) {
     given_[turn] = std::make_shared<Given>(Given{cta, who, *who.known});
   }
 
-  // Returns who added before where that is not known; else nullptr.
-  Access const* add(void const* address, int64_t cta, Accessor const& who, Access const& access) {
+  // A thread adds to an address. Returns the addition before, of another CTA, if the thread does not know of it.
+  std::optional<Access> add(void const* address, int64_t cta, Accessor const& who,
+                            Access const& access) {
     auto const [place, is_first] = added_.try_emplace(address);
     Added const before = place->second;
     place->second = {cta, who, access};
     if (is_first || before.cta == cta || knows(cta, who, before)) {
-      return nullptr;
+      return std::nullopt;
     }
-    before_ = before.access;
-    return &before_;
+    return before.access;
   }
 
  private:
+  // NOTE: of an Accessor that is kept, what its warp knows changes.
   struct Given {
     int64_t cta;
     Accessor who;
-    Clock known;  // then
+    Clock known;  // to its warp, then
   };
   struct Taken {
     int64_t cta;
     Accessor who;
-    bool is_anyones;
-    std::shared_ptr<Given const> given;  // the last time, if it was
+    bool in_any_order;
+    std::shared_ptr<Given const> given;  // nullptr: by no CTA
   };
   struct Added {
     int64_t cta;
@@ -57,30 +59,26 @@ class TurnOrder {
     Access access;
   };
 
-  // Whether a turn that was given behind the addition was taken before now.
+  static bool is_before(Accessor const& first, Accessor const& second) {
+    return is_ordered(first.thread, first.epoch, first.n_warp_syncs, second);
+  }
+
+  // Whether the CTA has taken a turn that was given after the addition, and the thread knows that.
   bool knows(int64_t cta, Accessor const& now, Added const& before) const {
     return std::any_of(taken_.rbegin(), taken_.rend(), [&](Taken const& taken) {
-      bool const is_behind =
-          taken.is_anyones || (taken.given && taken.given->cta == before.cta &&
-                               is_ordered(before.who, taken.given->who, taken.given->known));
-      return is_behind && taken.cta == cta && is_ordered(taken.who, now, *now.known);
+      return taken.cta == cta && is_before(taken.who, now) &&
+             (taken.in_any_order || (taken.given && covers(*taken.given, before)));
     });
   }
-
-  // known: to the second.
-  static bool is_ordered(Accessor const& first, Accessor const& second, Clock const& known) {
-    if (first.thread == second.thread) {
-      return true;
-    }
-    int const warp = first.thread / kLanes;
-    return warp == second.thread / kLanes ? first.n_warp_syncs != second.n_warp_syncs
-                                          : first.epoch <= known.warps[warp];
+  static bool covers(Given const& given, Added const& added) {
+    Accessor giver = given.who;
+    giver.known = &given.known;
+    return given.cta == added.cta && is_before(added.who, giver);
   }
 
-  std::vector<Taken> taken_;  // by the CTAs that run
-  std::unordered_map<float const*, std::shared_ptr<Given const>> given_;
-  std::unordered_map<void const*, Added> added_;
-  Access before_;
+  std::vector<Taken> taken_;                                              // by the CTAs that run
+  std::unordered_map<float const*, std::shared_ptr<Given const>> given_;  // the last time
+  std::unordered_map<void const*, Added> added_;                          // the last time
 };
 
 }  // namespace pyflash::emulator
