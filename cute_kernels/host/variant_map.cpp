@@ -38,13 +38,14 @@ BackwardParams fitted(BackwardParams params, ConfigMapRow<Backward> const& row) 
   return params;
 }
 
-// What comes before rank: where a tile of a config for few queries holds all of a head of K and V, it
-// reads keys once, and is first; where it does not, it is last.
+// What comes before rank. A config for few queries is the first if one tile holds the queries of all heads that share a head of K and
+// V, since it reads keys once, and the last if not.
 int order_by_tiles(ConfigMapRow<Forward> const& row, Forward::Params const& params) {
   if (!row.shape.packs_heads) {
     return 1;
   }
-  return params.q_sequences().longest <= row.shape.n_queries(params) ? 0 : 2;
+  int64_t const group = params.heads / larger(params.heads_kv, 1);
+  return group * params.q_sequences().longest <= row.shape.B_r ? 0 : 2;
 }
 int order_by_tiles(ConfigMapRow<Backward> const&, BackwardParams const&) { return 0; }
 

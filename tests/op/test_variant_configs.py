@@ -109,12 +109,11 @@ def test_of_several_kernels_that_are_built_few_queries_choose_the_one_that_reads
         problem = pyflash.Problem(**{"batch": 1} | sizes | packed, d_head=512, dtype="FP16")
         return str(select(problem, variant).config)
 
-    for heads, heads_kv in ((4, 4), (8, 2), (16, 1), (64, 1)):
+    for heads, heads_kv in ((4, 4), (8, 2), (16, 1), (64, 1), (128, 1)):
         most = 64 * heads_kv // heads
         packed = {"packed": True, "batch": 3, "total_k": 4096}
-        for n_queries, expected in (
-            (1, FEW_OF_TWO), (most, FEW_OF_TWO), (most + 1, MANY_OF_TWO), (4096, MANY_OF_TWO)
-        ):  # fmt: skip
+        for n_queries in (1, max(most, 1), most + 1, 4096):
+            expected = FEW_OF_TWO if n_queries <= most else MANY_OF_TWO
             assert config(heads, heads_kv, n_queries) == expected
             beside = packed | {"total_q": n_queries + 2}
             assert config(heads, heads_kv, n_queries, **beside) == expected
