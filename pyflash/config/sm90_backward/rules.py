@@ -29,6 +29,11 @@ SUPPORTED = {
 RULES = Rules()
 
 
+def _may_share_keys(c: FlashBackwardSm90Config) -> bool:
+    """Whether warpgroups with the same keys compute dQ of all columns together."""
+    return c.d_head > 128 and c.n_consumers * c.dQ_columns == c.d_head
+
+
 @RULES.rule
 def architecture(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     yield from refuse_other_architectures(arch, "sm_90, or no config of this op")
@@ -41,7 +46,7 @@ def keys_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
             f"each of the n_consumers = {c.n_consumers} warpgroups owns {MMA_ROWS} keys, the rows "
             f"of one WGMMA, which are {MMA_ROWS * c.n_consumers}, not B_c = {c.B_c}: make B_c "
             f"{MMA_ROWS} * n_consumers"
-            + (f", or {MMA_ROWS}, which all of them have" if c.d_head == 192 else "")
+            + (f", or {MMA_ROWS}, which all of them have" if _may_share_keys(c) else "")
         )
 
 
@@ -61,9 +66,8 @@ def dQ_per_warpgroup(c: FlashBackwardSm90Config, arch: Arch) -> Iterator[str]:
     columns = c.d_head // c.column_parts
     of_cta = c.n_consumers * MMA_ROWS * c.dQ_columns
     if c.B_r * columns != of_cta:
-        shared = c.n_consumers * c.dQ_columns == c.d_head  # by 64 keys of all warpgroups
         cure = (
-            f"B_r {MMA_ROWS} and B_c {MMA_ROWS if shared else 2 * MMA_ROWS}"
+            f"B_r {MMA_ROWS} and B_c {MMA_ROWS if _may_share_keys(c) else 2 * MMA_ROWS}"
             if c.d_head > 128
             else f"B_r {of_cta // columns}"
         )
