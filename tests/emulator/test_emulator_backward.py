@@ -21,6 +21,7 @@ MAX_CLUSTER = {
     "narrow_overlap": 4,
     "column_parts": 2,
     "narrower_slabs": 4,
+    "narrower_slabs_by_red": 4,
     "shared_keys": 4,
     "shared_keys_by_red": 4,
 }

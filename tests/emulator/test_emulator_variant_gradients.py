@@ -27,11 +27,17 @@ from support.random_attention import inputs_of, values_of
 from support.variant_gradients import Extents, GradientCall, call_of, errors, make_call
 
 import pyflash
+from pyflash.config import parse
 from pyflash.emulator.run import run_backward_library
 from pyflash.op.variants.arguments import Captured, captured_of
 
 __all__ = ["planted_libraries"]
 
+FROM_REGISTERS = (
+    "(FP16, 64, 128, 128, 2): sm90_bwd+stages_3+dQ_by_red+early_dP",
+    "(FP16, 192, 64, 64, 2): sm90_bwd+stages_3+dQ_by_red",
+    "(FP16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
+)
 LIMIT = 1e-3  # of an error, as a share of the norm of a gradient
 NAMES = [*PARTS, *CURVED]
 # part, sizes, options
@@ -148,6 +154,21 @@ def test_scores_without_slopes_keep_P_in_place(family):
     *found, report = pyflash.emulate_backward(
         grad_out, out, lse, *inputs, CONFIGS[family], grad_lse=call.grad_lse, variant=text,
         tensors=own,
+    )  # fmt: skip
+    report.check()
+    assert all(error < LIMIT for error in errors(found, call.exact).values())
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 90}], ids=str)
+@pytest.mark.parametrize("text", FROM_REGISTERS)
+def test_in_one_order_consumers_add_the_blocks_that_senders_take_turns_for(text, options):
+    config, own = parse(text), values("documents", 2, 2, 150, 300)
+    variant = "docs(doc: i32[2]): s where doc[b, q] == doc[b, k]"
+    captured = captured_of(variant, own)
+    call = make_call(Extents(2, 2, 1, 150, 300, config.d_head), torch.half, captured, options)
+    *found, report = pyflash.emulate_backward(
+        *call.inputs, config, grad_lse=call.grad_lse, variant=variant, tensors=own,
+        deterministic=True, order="random", **options,
     )  # fmt: skip
     report.check()
     assert all(error < LIMIT for error in errors(found, call.exact).values())

@@ -22,6 +22,7 @@ CONFIGS = {
         "narrow_overlap": "(FP16, 64, 128, 128, 2): sm90_bwd+stages_2+overlap",
         "column_parts": "(BF16, 256, 64, 128, 2): sm90_bwd+stages_2+dQ_by_red",
         "narrower_slabs": "(FP16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap",
+        "narrower_slabs_by_red": "(BF16, 96, 64, 128, 2): sm90_bwd+stages_4+overlap+dQ_by_red",
         "shared_keys": "(FP16, 192, 64, 64, 2): sm90_bwd+stages_2",
         "shared_keys_by_red": "(BF16, 192, 64, 64, 2): sm90_bwd+stages_3+overlap+dQ_by_red",
     }.items()
