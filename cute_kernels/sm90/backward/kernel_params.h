@@ -9,9 +9,10 @@
 
 namespace pyflash::sm90::backward {
 
-// Tiles are key blocks, or a part of the columns of one. Those of a section of heads, whose Q, dO and dQ have room in L2 together, go from the first key block
-// to the last: under a right window from the longest to the shortest. Deterministic kernels go in the order in which dQ is
-// summed, first_keys_first: a CTA waits for those with lower indices alone, which start before it.
+// Tiles are key blocks, or a part of the columns of one. Those of a section of heads, whose Q, dO and dQ have room in L2 together or
+// nearly so (rows_at_a_time in plan.h), go from the first key block to the last: under a right window from the longest to the shortest.
+// Deterministic kernels go in the order in which dQ is summed, first_keys_first: a CTA waits for those with lower indices alone, which
+// start before it.
 struct TileOrder {
   int n_tiles;
   int last_section;  // its number

@@ -110,10 +110,10 @@ inline int cluster_of(Config const& config, AttentionGradients const& problem, i
   return cluster;
 }
 
-// Queries of a head, as far as they are to have room in L2: of packed sequences the longest one's.
+// The queries of a head that are to have room in L2. Of packed sequences they are those of the longest.
 inline int64_t rows_at_a_time(AttentionGradients const& problem) {
-  // In one order the tiles of a head that run at a time wait for each other, less where they are fewer, of more heads. Long sequences
-  // they go through abreast, from the first keys on or without a mask, so that L2 need not hold all of them.
+  // In one order a tile waits for those of its head before it: less if fewer of a head and more heads run at a time. Without a mask,
+  // or from the first keys on, the tiles of a head are at nearly the same queries, so that L2 needs only a part of a long sequence.
   constexpr int kLong = 4096;
   bool const abreast =
       problem.deterministic && (problem.first_keys_first || !problem.mask.cuts_right());

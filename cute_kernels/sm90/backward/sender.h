@@ -1,5 +1,5 @@
-// Sums of dQ in one order: a warp waits for turns in place of the computing warpgroups, and adds what these have staged, or tells them
-// to add from registers. So they wait in shared memory alone.
+// Sums of dQ in one order: a warp waits for turns in place of the computing warpgroups. It adds what these have staged, or tells them
+// to add from registers, so that they never wait for memory.
 #pragma once
 
 #include "cute_kernels/device_sm90.h"
@@ -69,7 +69,7 @@ CUTE_DEVICE void take_turns(KernelParams const& params, typename Traits::SharedS
       add_staged<Traits>(smem, problem.dq_sum + row * Traits::kHeadDim, sender, parity);
     }
     parity ^= 1;
-    // NOTE: the release is of what the consumers have added, too: this thread has waited for them.
+    // NOTE: it releases what the consumers have added, too, since this thread has waited for them.
     if (found == turn) {
       device::store_release(turn_of_block, turn - 1);
     }
